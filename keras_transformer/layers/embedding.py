@@ -195,9 +195,12 @@ class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
             return ops.cast(project(inputs, self.embeddings), "float32")
         check_ids("inputs", inputs)
         # A Sequential model passes ids as floats, which are exact up to 2^24.
+        ids, axis = ops.cast(inputs, "int32"), 0
         table, columns = self.embeddings, columns_of(self.embeddings)
-        table, axis = (table, 0) if columns is None else (columns, 1)
-        vectors = look_up_rows(table, ops.cast(inputs, "int32"), axis)
+        if columns is not None:
+            table, axis = columns, 1
+            ids = ops.where(ids < self.vocabulary_size, ids, -1)  # it may have more columns
+        vectors = look_up_rows(table, ids, axis)
         vectors = ops.cast(vectors, self.compute_dtype)
         return vectors * math.sqrt(self.hidden_dim) if self.scale else vectors
 

@@ -17,7 +17,8 @@ def with_columns(columns):
     every step of decoding, and TensorFlow's own product takes up to seven times as long.
 
     Args:
-        columns: {id of a kernel: a variable, (input_dim, output_dim)}.
+        columns: {id of a kernel: a variable, (input_dim, output_dim or more)}. What it holds beyond
+            output_dim is not used.
     """
     token = _columns.set(columns)
     try:
@@ -46,6 +47,8 @@ def project(inputs, kernel, bias=None):
     if columns is None:
         columns = ops.transpose(ops.cast(kernel, inputs.dtype))
     outputs = ops.matmul(rows, ops.cast(columns, inputs.dtype))
+    if columns.shape[1] != kernel.shape[0]:
+        outputs = outputs[:, : kernel.shape[0]]
     if bias is not None:
         outputs = outputs + ops.cast(bias, inputs.dtype)
     return ops.reshape(outputs, (known_rows(inputs), *ops.shape(inputs)[1:-1], kernel.shape[0]))

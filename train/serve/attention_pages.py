@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_transformer.serving import Translator
-from keras_transformer.serving.served_model import served_kernels
+from keras_transformer.serving.served_model import served_kernels, stored_columns
 
 from ..convert import text_model_of
 from .requests import read_json
@@ -88,14 +88,17 @@ def with_weights(model, served):
     """
     turned = {id(kernel) for kernel in served_kernels(model.model)}
     weights = model.model.weights
-    shapes = [[*weight.shape][:: -1 if id(weight) in turned else 1] for weight in weights]
+    shapes = [[*weight.shape] for weight in weights]
+    for shape, weight in zip(shapes, weights, strict=True):
+        if id(weight) in turned:
+            shape[:] = shape[1], stored_columns(shape[0])
     if shapes != [weight.shape.as_list() for weight in served.weights]:
         raise ValueError(
             f"The run {served.name} has other weights than the model served: it was trained with "
             "other settings after the export, or an earlier version exported it. Export it again."
         )
     for ours, exported in zip(weights, served.weights, strict=True):
-        value = tf.transpose(exported) if id(ours) in turned else exported
+        value = tf.transpose(exported[:, : ours.shape[0]]) if id(ours) in turned else exported
         ours.assign(tf.cast(value, ours.dtype))
     return model
 
