@@ -14,6 +14,7 @@ from train.convert import save_run, text_model_of
 from .client import Client, serving
 
 KINDS = ("tiny", "mood", "writer")
+WIDE = {**SMALL, "intermediate_dim": 512}  # whose kernels are stored with more columns
 TEXTS = [*SENTENCES, "", "ü🦜 日本", "a\x00b", "dog " * 99]
 
 
@@ -25,7 +26,7 @@ def small_models():
     )
     labels = ["bad", "good", "schön"]
     models = {
-        "tiny": translation(VOCABULARY_SIZE, size="tiny", **SMALL),
+        "tiny": translation(VOCABULARY_SIZE, size="tiny", **WIDE),
         "mood": classifier(VOCABULARY_SIZE, len(labels), **SMALL),
         "writer": language_model(pairs.vocabulary_size, **SMALL),
     }
