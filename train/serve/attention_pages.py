@@ -88,10 +88,12 @@ def with_weights(model, served):
     """
     turned = {id(kernel) for kernel in served_kernels(model.model)}
     weights = model.model.weights
-    shapes = [[*weight.shape] for weight in weights]
-    for shape, weight in zip(shapes, weights, strict=True):
-        if id(weight) in turned:
-            shape[:] = shape[1], stored_columns(shape[0])
+    shapes = [
+        [weight.shape[1], stored_columns(weight.shape[0])]
+        if id(weight) in turned
+        else [*weight.shape]
+        for weight in weights
+    ]
     if shapes != [weight.shape.as_list() for weight in served.weights]:
         raise ValueError(
             f"The run {served.name} has other weights than the model served: it was trained with "
