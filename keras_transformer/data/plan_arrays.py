@@ -16,6 +16,9 @@ from keras_transformer.files import (
     NotWritten,
     atomic_path,
     check_free,
+    check_writable,
+    draft_of,
+    is_free,
     named_if_not_written,
     read_json,
 )
@@ -55,20 +58,23 @@ def plan_arrays(make, folder=None, settings=None):
     settings = json.loads(json.dumps({"format": FORMAT, **settings()}))
     if kept := _kept(folder, settings):
         return kept
-    if not (folder / PLAN).exists():
+    if is_free(folder):
         return _written(folder, settings, make)
-    # Of several processes one replaces the plan; the others wait for it.
+    # Of several processes one replaces the plan; the others wait for it. The old one goes at once:
+    # a process that met a part of it would take it for something else.
     with named_if_not_written(folder), filelock.FileLock(folder.parent / f".{folder.name}.lock"):
         if kept := _kept(folder, settings):
             return kept
         if (folder / PLAN).exists():
-            shutil.rmtree(folder)
+            shutil.rmtree(folder.replace(folder.with_name(draft_of(folder).name)))
+        else:
+            check_free(folder, "Choose another folder for the plan.")
         return _written(folder, settings, make)
 
 
 def _written(folder, settings, make):
     """Makes the arrays, and returns what `plan_arrays` does."""
-    check_free(folder, "Choose another folder for the plan.")
+    check_writable(folder)
     arrays = {}
     try:
         with atomic_path(folder) as draft:

@@ -2,6 +2,8 @@
 
 import functools
 import multiprocessing
+import shutil
+import types
 
 import keras
 import numpy as np
@@ -261,6 +263,20 @@ def test_processes_replace_a_plan_of_other_settings_together(tmp_path):
         for process in several:
             process.join()
         assert [process.exitcode for process in several] == [0] * 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".plan.lock", "plan"]
+
+
+def test_a_plan_is_replaced_while_another_process_looks(tmp_path, monkeypatch):
+    _plan_of(tmp_path / "plan", 0)
+
+    def remove_and_look(folder):
+        (folder / plan_arrays.PLAN).unlink()
+        with multiprocessing.get_context("fork").Pool(1) as other:
+            other.apply(_plan_of, (tmp_path / "plan", 1))
+        shutil.rmtree(folder)
+
+    monkeypatch.setattr(plan_arrays, "shutil", types.SimpleNamespace(rmtree=remove_and_look))
+    _plan_of(tmp_path / "plan", 1)
     assert sorted(path.name for path in tmp_path.iterdir()) == [".plan.lock", "plan"]
 
 
