@@ -13,13 +13,19 @@ import math
 import os
 import pathlib
 import re
+import secrets
 import shutil
 import zipfile
 
+import filelock
 import numpy as np
 
 _DRAFT = re.compile(r"\.draft-\d+-(.+)", re.DOTALL)
+_WITH_WORK = ".prepare-"  # a draft that the next process goes on with
 _MOVING = ".whole"  # complete content of a folder on its way into it
+_LAST = ("config.json", "manifest.json")  # without it, a folder is no run or no prepared text
+_MOVING_LOCK = f"{_MOVING}.lock"
+_processes = {}  # {process id: its number}, for a fork has another id
 _LAST_RECORD = 22  # bytes of the last record of a zip file, which holds the number of entries
 
 
@@ -77,20 +83,29 @@ def atomic_path(path):
             place.mkdir(parents=True, exist_ok=True)
             yield draft
             flush_all(draft)
-            if place == target:
-                _fill(target, draft)
-            else:
-                draft.replace(target)
-                flush(place)  # makes the new name durable
+            fill(target, draft)
     finally:
         _remove(draft)  # it may be what fills the disk
 
 
+def this_process():
+    """A random number of this process: process ids repeat in the containers that share a disk."""
+    return _processes.setdefault(os.getpid(), secrets.randbits(60))
+
+
 def draft_of(path, process=None):
-    """The path of the draft of a file or folder, that of this process unless its id is given."""
+    """The path of the draft of a file or folder, by this process or that of a number."""
     target = pathlib.Path(os.path.realpath(path))
     place = target if target.is_dir() else target.parent
-    return place / f".draft-{process or os.getpid()}-{target.name}"
+    return place / f".draft-{process or this_process()}-{target.name}"
+
+
+def draft_with_work(path):
+    """The path of the draft of a folder that takes long: one for all processes, beside a lock."""
+    target = pathlib.Path(os.path.realpath(path))
+    name = _WITH_WORK + target.name
+    is_begun_beside = (target.parent / name).exists()
+    return (target if target.is_dir() and not is_begun_beside else target.parent) / name
 
 
 @contextlib.contextmanager
@@ -105,47 +120,69 @@ def named_if_not_written(path):
 
 def complete(folder):
     """Finishes what a killed process had begun to move into an empty folder, if anything."""
-    moving = pathlib.Path(folder, _MOVING)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in sorted(moving.iterdir(), key=lambda entry: entry.name == "config.json"):
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                entry.replace(moving.parent / entry.name)
+    if os.path.isdir(os.path.join(folder, _MOVING)):
+        with _moving_lock(folder):
+            _move_up(pathlib.Path(folder, _MOVING))
+
+
+def _move_up(moving):
+    if moving.is_dir():  # no other process was faster
+        for entry in sorted(moving.iterdir(), key=lambda entry: entry.name in _LAST):
+            entry.replace(moving.parent / entry.name)
         flush(moving.parent)
         moving.rmdir()
+
+
+@contextlib.contextmanager
+def _moving_lock(folder):
+    """Held by the process that fills a folder, or finishes that."""
+    with filelock.FileLock(os.path.join(folder, _MOVING_LOCK)) as lock:
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # Windows deletes no open file
+                os.unlink(lock.lock_file)
 
 
 def is_free(path):
     """Whether there is nothing at a path, or an empty folder; drafts do not count."""
     complete(path)
     path = pathlib.Path(path)
-    return not path.exists() or (path.is_dir() and not _content(path))
+    try:
+        return not path.exists() or (path.is_dir() and not _content(path))
+    except FileNotFoundError:  # another process has just removed it
+        return True
 
 
-def _fill(folder, draft):
-    """Moves the content of a draft inside an empty folder into it."""
+def fill(folder, draft):
+    """Makes a draft a folder, which must not exist, or be empty with the draft inside it."""
+    if draft.parent != folder:
+        draft.replace(folder)
+        flush(draft.parent)  # makes the new name durable
+        return
     if not draft.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-    moving = draft.replace(folder / _MOVING)  # fails while another process moves its own
-    if _content(folder) != [_MOVING]:
-        moving.replace(draft)
-        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
-    complete(folder)
+    with _moving_lock(folder):
+        if _content(folder):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+        _move_up(draft.replace(folder / _MOVING))
 
 
 def _content(folder):
     """The names in a folder, without drafts and what a new file system has at its root."""
-    names = os.listdir(folder)
-    return [name for name in names if name != "lost+found" and not _DRAFT.fullmatch(name)]
+    no_content = ("lost+found", _MOVING_LOCK)
+    names = [name for name in os.listdir(folder) if name not in no_content]
+    return [name for name in names if not (_DRAFT.fullmatch(name) or name.startswith(_WITH_WORK))]
 
 
 def remove_drafts(folder, of=None):
-    """Removes the drafts, of one target or all, that killed processes left in a folder.
+    """Removes the drafts, of all targets or those named, that killed processes left in a folder.
 
     Hold a lock, so that no other process is writing one.
     """
     for name in os.listdir(folder) if os.path.isdir(folder) else ():
         draft = _DRAFT.fullmatch(name)
-        if draft and of in (None, draft[1]):
+        if draft and (of is None or draft[1] in of):
             _remove(pathlib.Path(folder, name))
 
 

@@ -5,6 +5,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import zipfile
 
 import ml_dtypes
@@ -249,11 +250,48 @@ def test_drafts_of_killed_processes_are_removed_by_their_names(tmp_path):
         assert process.exitcode == -signal.SIGKILL
     (tmp_path / ".draft-of-mine").write_text("not ours")
     assert len(list(tmp_path.iterdir())) == 3
-    remove_drafts(tmp_path, of="run")
+    remove_drafts(tmp_path, of=["run"])
     assert len(list(tmp_path.glob(".draft-*-run*"))) == 1, "that of the other run"
     remove_drafts(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [".draft-of-mine"]
     remove_drafts(tmp_path / "none")
+
+
+def test_processes_of_one_id_write_drafts_of_their_own(tmp_path):
+    """As in containers that share a disk: in most the id is 1."""
+    code = "import os; os.getpid = lambda: 1; from keras_transformer import files; "
+    code += f"print(files.draft_of({str(tmp_path / 'file')!r}))"
+    drafts = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout}
+    drafts |= {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout}
+    assert len(drafts) == 2 and all(b".draft-" in draft for draft in drafts)
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(files.this_process) != files.this_process()
+    assert files.this_process() == files.this_process()
+
+
+def test_a_folder_is_filled_whole_while_another_process_looks_at_it(tmp_path, monkeypatch):
+    path = empty_folder(tmp_path / "folder", "plain")
+    names, looks = files._content, []
+
+    def look(folder):
+        if not looks:
+            looks.append(threading.Thread(target=is_free, args=(path,)))
+            looks[0].start()
+            looks[0].join(1)
+        return names(folder)
+
+    monkeypatch.setattr(files, "_content", look)
+    fill(path)
+    looks[0].join()
+    assert content(path) == FILLED and not is_free(path)
+    assert sorted(os.listdir(path)) == ["config.json", "inner", "z"]
+
+
+def test_a_folder_that_goes_while_it_is_looked_at_is_free(tmp_path, monkeypatch):
+    path = empty_folder(tmp_path / "folder", "plain")
+    names = files._content
+    monkeypatch.setattr(files, "_content", lambda folder: path.rmdir() or names(folder))
+    assert is_free(path)
 
 
 FILL = """

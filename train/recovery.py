@@ -5,14 +5,13 @@ A damaged file is rebuilt from the others if the result is the same; otherwise a
 
 import contextlib
 import logging
-import os
 import shutil
 
 import filelock
 
 from keras_transformer.data import Prepared
 from keras_transformer.data.plan_arrays import PLAN
-from keras_transformer.files import DamagedFile, draft_of, remove_drafts
+from keras_transformer.files import DamagedFile, draft_of, remove_drafts, this_process
 from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
 from keras_transformer.training.distribution import from_all_workers, this_worker
@@ -41,9 +40,9 @@ def locked(run, strategy):
         )
     try:
         if is_chief:
-            remove_drafts(run.path)
+            remove_drafts(run.path, of=run.names())
             remove_drafts(run.checkpoints)
-            remove_drafts(run.path.parent, of=run.path.name)
+            remove_drafts(run.path.parent, of=[run.path.name])
         yield
     finally:
         lock.release()
@@ -76,7 +75,7 @@ def finished_model(run, experiment, is_chief):
 
 def begun(run, experiment, strategy, stack):
     """The draft of a new run, which the chief writes; the end of a stack deletes it."""
-    draft = run.draft(from_all_workers(strategy, os.getpid())[0])
+    draft = run.draft(from_all_workers(strategy, this_process())[0])
     if this_worker(strategy).index == 0:
         stack.callback(shutil.rmtree, draft.path, ignore_errors=True)
         draft.write(experiment)

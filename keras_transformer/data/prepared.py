@@ -27,11 +27,14 @@ from keras_transformer.data.token_ids import IdRows, checksum_of, ranges
 from keras_transformer.files import (
     DamagedFile,
     check_free,
+    draft_with_work,
+    fill,
     flush_all,
     in_one_line,
     load_arrays,
     named_if_not_written,
     read_json,
+    remove_drafts,
     save_arrays,
 )
 
@@ -49,7 +52,8 @@ _SECONDS_BETWEEN_NOTES = 1.0
 class PreparedWriter:
     """Writes a prepared folder block by block; interrupted, it goes on where it was.
 
-    Until `finish` the files lie in a hidden folder beside the final one. Use it as a context
+    Until `finish` the files lie in a hidden folder beside the final one, or inside it if it exists,
+    for it may be a mount point. Use it as a context
     manager, which keeps other processes from writing the same folder.
 
     Args:
@@ -76,7 +80,7 @@ class PreparedWriter:
     def __init__(self, path, columns, vocabulary_size, arrays=None, settings=None):
         self.path = pathlib.Path(os.path.realpath(path))
         check_free(self.path, "Choose another folder for the prepared text.")
-        self.draft = self.path.parent / f".prepare-{self.path.name}"
+        self.draft = draft_with_work(self.path)
         self.work = self.draft / "work"
         self._columns, self._vocabulary_size = list(columns), vocabulary_size
         is_short = vocabulary_size <= LARGEST_16_BIT_VOCABULARY
@@ -108,9 +112,9 @@ class PreparedWriter:
             with contextlib.suppress(OSError):  # what a full disk refuses once more
                 file.close()
         self._files.clear()
+        with contextlib.suppress(OSError):  # Windows deletes no open file
+            os.unlink(self._file_lock.lock_file)  # while it is held: later it may be another's
         self._file_lock.release()
-        with contextlib.suppress(OSError):
-            os.unlink(self._file_lock.lock_file)
 
     def _begin_or_go_on(self):
         journal = {"settings": self._settings, "blocks": 0, "shards": [0], "notes": {}, "sizes": {}}
@@ -127,6 +131,7 @@ class PreparedWriter:
         if journal is not kept and self.draft.exists():
             shutil.rmtree(self.draft)
         self.work.mkdir(parents=True, exist_ok=True)
+        remove_drafts(self.draft)
         self.num_blocks, self.notes = journal["blocks"], journal["notes"]
         self._rows_of_shards, self._sizes = journal["shards"], journal["sizes"]
         self.num_rows = sum(self._rows_of_shards)
@@ -261,9 +266,7 @@ class PreparedWriter:
             flush_all(self.draft)
             (self.draft / _JOURNAL).unlink()  # whatever interrupts until here, it goes on
             shutil.rmtree(self.work)
-            if self.path.exists():
-                self.path.rmdir()  # empty
-            self.draft.replace(self.path)
+            fill(self.path, self.draft)
 
     def _num_ids(self, name):
         return (self._sizes[name] - _HEADER) // self._number_type.itemsize

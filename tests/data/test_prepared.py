@@ -130,6 +130,50 @@ def test_two_processes_do_not_write_one_folder(tmp_path):
         pass
 
 
+def test_the_lock_is_deleted_while_it_is_held(tmp_path, monkeypatch):
+    """Later it may be that of another process, beside which a third would begin."""
+    writer = PreparedWriter(tmp_path / "text", ["source"], 9)
+    release = writer._file_lock.release
+    seen = []
+    monkeypatch.setattr(
+        writer._file_lock, "release", lambda: seen.append(os.listdir(tmp_path)) or release()
+    )
+    with writer:
+        assert ".prepare-text.lock" in os.listdir(tmp_path)
+    assert seen == [[".prepare-text"]]
+
+
+@pytest.mark.parametrize("kind", ["plain", "mounted", "new disk"])
+def test_an_empty_folder_is_filled_where_it_is(kind, tmp_path, request):
+    path = request.getfixturevalue("small_disk") if kind == "mounted" else tmp_path / "text"
+    path.mkdir(exist_ok=True)
+    if kind == "new disk":
+        (path / "lost+found").mkdir()
+    before, inode = set(os.listdir(path)), path.stat().st_ino
+    write(path, blocks_of(2), stop=1)
+    assert set(os.listdir(path)) == before | {f".prepare-{path.name}"}
+    write(path, blocks_of(2))
+    write(tmp_path / "whole", blocks_of(2))
+    assert set(os.listdir(path)) == before | set(os.listdir(tmp_path / "whole"))
+    assert path.stat().st_ino == inode and len(Prepared(path).columns["source"]) == 41
+
+
+def test_what_was_begun_beside_a_folder_goes_on_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", 0.0)
+    write(tmp_path / "text", blocks_of(2), stop=1)
+    (tmp_path / "text").mkdir()
+    assert write(tmp_path / "text", blocks_of(2)) == 1
+    assert os.listdir(tmp_path) == ["text"] and Prepared(tmp_path / "text").kind == "translation"
+
+
+def test_a_draft_that_a_killed_process_left_is_no_part_of_the_folder(tmp_path):
+    write(tmp_path / "text", blocks_of(2), stop=1)
+    (tmp_path / ".prepare-text" / ".draft-7-tokenizer.model").write_text("half")
+    write(tmp_path / "text", blocks_of(2))
+    write(tmp_path / "whole", blocks_of(2))
+    assert content_of(tmp_path / "text") == content_of(tmp_path / "whole")
+
+
 def test_a_folder_is_not_written_over(tmp_path):
     write(tmp_path / "text", blocks_of(1))
     with pytest.raises(ValueError, match="already exists"):

@@ -59,6 +59,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
         tmp_path / ".draft-7-run",
         tmp_path / ".draft-7-other",
         run / ".draft-7-model.keras",
+        run / ".draft-7-onnx",
         run / "checkpoints" / ".draft-7-step-9.npz",
     ):
         draft.write_text("left by a killed process")
@@ -67,8 +68,8 @@ def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
         wait_for(lambda: not (run / ".draft-7-model.keras").exists(), third)
         newest = max(int(p.stem[5:]) for p in run.glob("checkpoints/step-*.npz"))
         wait_for(lambda: not (run / "checkpoints" / f"step-{newest}.npz").exists(), third)
-        left = [path.name for path in tmp_path.rglob(".draft-7*")]
-        assert left == [".draft-7-other"], "only its own are removed"
+        left = {path.name for path in tmp_path.rglob(".draft-7*")}
+        assert left == {".draft-7-other", ".draft-7-onnx"}, "only training's are removed"
     finally:
         third.send_signal(signal.SIGKILL)
         assert "Resuming from step" in third.communicate()[0]
