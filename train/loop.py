@@ -6,7 +6,7 @@ import logging
 import keras
 import tensorflow as tf
 
-from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond, save_model
+from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond
 from keras_transformer.training.checkpoints import (
     Checkpoints,
     SaveOnTerminate,
@@ -186,7 +186,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
         averaged = average_checkpoints(run.checkpoints, model, config.average)
         steps = ", ".join(map(str, averaged))
         print(f"The model is the mean of the checkpoints at steps {steps}.")
-        save_model(model, run.model_file)
+        run.save(model)
     return model
 
 

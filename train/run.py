@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import pathlib
 import shutil
 import zlib
 
@@ -23,6 +24,7 @@ from keras_transformer.files import (
 from keras_transformer.layers.block import NotRegistered
 from keras_transformer.serving import RunFolder
 from keras_transformer.serving.run_folder import checksum_of
+from keras_transformer.training.callbacks import save_model
 from keras_transformer.training.checkpoint_files import steps_in
 
 from .progress import StopWithoutProgress, read_epochs
@@ -53,6 +55,12 @@ class Run(RunFolder):
         self.checkpoints = self.path / "checkpoints"
         self.pretrained_file = self.path / "pretrained.npz"
         self.history_file = self.path / "history.csv"
+        # While it exists, the model lacks steps that the run was given after it was finished.
+        self.goes_on_file = self.path / "goes-on"
+
+    def names(self):
+        """The names of the files and folders that only training writes, under its lock."""
+        return [path.name for path in vars(self).values() if isinstance(path, pathlib.Path)]
 
     def exists(self):
         """Whether the folder holds a run."""
@@ -113,7 +121,7 @@ class Run(RunFolder):
 
     def is_finished(self, config):
         """Whether the run has the model of all steps of a config, or stopped early, as it says."""
-        if not self.model_file.exists():
+        if not self.model_file.exists() or self.goes_on_file.exists():
             return False
         steps = steps_in(self.checkpoints)
         if not steps or steps[-1] >= config.steps:
@@ -124,12 +132,20 @@ class Run(RunFolder):
 
     def record(self, config):
         """Saves the settings with which a run resumes, and prints the changes in one line."""
+        if self.model_file.exists():
+            with atomic_path(self.goes_on_file) as draft:
+                draft.touch()
         if changes := config.changes_from(self.config()):
             self.save_config(config, self.has_two_tokenizers())
             print(f"Resuming with other settings: {describe_changes(changes)}.")
 
+    def save(self, model):
+        """Writes the model of all steps."""
+        save_model(model, self.model_file)
+        self.goes_on_file.unlink(missing_ok=True)
+
     def draft(self, process=None):
-        """What this process, or that of an id, has of the run before it begins."""
+        """What this process, or that of a number, has of the run before it begins."""
         return Run(draft_of(self.path, process), self.config_class)
 
     def write(self, experiment):
@@ -137,7 +153,6 @@ class Run(RunFolder):
         if experiment.has_own_data:  # read all texts before one is tokenised, which may take long
             _ = experiment.train_text, experiment.valid_text
         tokenizer, target = experiment.make_tokenizer(), experiment.target_tokenizer
-        shutil.rmtree(self.path, ignore_errors=True)  # of a killed process that had this id
         self.path.mkdir(parents=True)
         self.save_config(experiment.config, target is not None)
         tokenizer.save(self.tokenizer_file)

@@ -304,6 +304,7 @@ class SaveOnTerminate(keras.callbacks.Callback):
         self._previous_handler = signal.signal(signal.SIGTERM, self._on_signal)
 
     def on_train_end(self, logs=None):
+        self._exit_if_terminated()  # since the last epoch's end
         signal.signal(signal.SIGTERM, self._previous_handler)
 
     def on_train_batch_begin(self, batch, logs=None):

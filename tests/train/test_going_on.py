@@ -3,11 +3,13 @@
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
 from keras_transformer.serving import RunFolder
+from keras_transformer.training.checkpoint_files import steps_in
 from train import translation
 from train.classification import ClassificationConfig
 from train.language_model import LanguageModelConfig
@@ -213,16 +215,26 @@ def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5), name
 
 
-def test_a_run_that_goes_on_keeps_its_model_until_the_next_is_finished(text, tmp_path, capsys):
-    """Stopped before its first new checkpoint, it is not taken for finished."""
+def test_a_run_that_goes_on_keeps_its_model_until_the_next_is_finished(
+    text, tmp_path, capsys, monkeypatch
+):
+    """Stopped before its first new checkpoint or after its last, it is not taken for finished."""
     run = Run(tmp_path / "run", TranslationConfig)
     flags = [*text[:2], *text[4:6], *SETTINGS, "--average=1", "--run", str(run.path)]
     translation.main([*flags, "--steps=3"])
     run.record(run.config().replace(steps=6))  # as if killed after this
-    assert RunFolder(run.path).model() is not None
-    translation.main([*flags, "--steps=6"])
+    before = run.model_file.read_bytes()
+    with monkeypatch.context() as killed:
+        killed.setattr(Run, "save", lambda *_: sys.exit(1))
+        with pytest.raises(SystemExit):
+            translation.main([*flags, "--steps=6"])
     assert "Resuming from step 3 of 6." in capsys.readouterr().out
-    assert run.is_finished(run.config())
+    assert run.model_file.read_bytes() == before and steps_in(run.checkpoints)[-1] == 6
+    translation.main([*flags, "--steps=6"])
+    assert "Resuming from step 6 of 6." in capsys.readouterr().out
+    assert run.model_file.read_bytes() != before
+    translation.main([*flags, "--steps=6"])
+    assert "is already trained: nothing to do." in capsys.readouterr().out
 
 
 def test_a_run_keeps_the_scoring_it_was_begun_with(text, tmp_path, capsys):

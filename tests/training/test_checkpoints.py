@@ -284,6 +284,22 @@ def test_a_process_told_to_end_saves_its_step_and_says_so_by_its_code(tmp_path):
     assert signal.getsignal(signal.SIGTERM) == before, "as it was"
 
 
+def test_a_process_told_to_end_after_the_last_epoch_of_a_fit_ends(tmp_path):
+    model = compiled()
+    checkpoints = Checkpoints(tmp_path, model)
+
+    class Tell(keras.callbacks.Callback):
+        def on_train_end(self, logs=None):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as caught:
+        callbacks = [Tell(), checkpoints, SaveOnTerminate(checkpoints)]
+        model.fit(IDS, LABELS, batch_size=2, callbacks=callbacks, verbose=0)
+    assert caught.value.code == 75 and (tmp_path / "step-3.npz").exists()
+    assert signal.getsignal(signal.SIGTERM) == before, "as it was"
+
+
 def test_a_training_told_to_end_leaves_the_checkpoints_of_one_that_was_not(tmp_path):
     """Every second step of 7, the newest three: those are averaged."""
 
