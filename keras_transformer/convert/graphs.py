@@ -40,9 +40,16 @@ def write(text_model, draft, write_file):
             "Only a functional model can be written as a graph. Build it as keras.Model(inputs, "
             f"outputs). Received: {text_model.model!r}."
         )
+    is_translation = isinstance(text_model.model, TranslationModel)
+    pattern = text_model.model.decoder.attention_pattern if is_translation else None
+    if pattern is not None and pattern["pattern"] == "fixed":
+        raise ConversionError(  # the cache of a graph has one position more, which moves its blocks
+            "A graph that decodes token by token cannot hold a decoder's pattern of fixed blocks. "
+            f"Received: attention_pattern={pattern}."
+        )
     model = float32_model(text_model)
     functions = {"model": forward(model)}
-    if isinstance(model, TranslationModel):
+    if is_translation:
         functions |= zip(("encoder", "decoder"), encoder_and_decoder(model), strict=True)
     for name, function in functions.items():
         write_file(function, model, draft / name)

@@ -284,7 +284,7 @@ def hugging_face_folder(text_model, draft):
     rotary = RotaryEmbedding(**attention.rotary)
     attention_dim = attention.key_dim or table.hidden_dim // decoder.num_heads
     num_control_ids = max(tokenizer.vocabulary_size - table.vocabulary_size, 0)
-    end = tokenizer.end_of_text_id
+    end = getattr(tokenizer, "end_of_text_id", None)
     if end is None and not num_control_ids:
         end = END_ID
     ends = [] if end is None else [end]

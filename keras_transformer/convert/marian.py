@@ -44,6 +44,7 @@ from keras_transformer.convert.tables import (
 from keras_transformer.convert.tokenizers import tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.control_ids import START_ID
+from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 
 NEVER = -100.0  # the bias of an id that is never chosen; label smoothing would show a lower one
 EPSILON = 1e-5  # of all norms
@@ -346,6 +347,11 @@ def _save_tokenizers(text_model, tables, shared, longest, draft):
         (text_model.tokenizer, tables[0], "source.spm", "vocab.json"),
         (text_model.target_tokenizer, tables[1], "target.spm", "target_vocab.json"),
     ):
+        if not isinstance(tokenizer, SentencePieceTokenizer):
+            raise ConversionError(
+                "Marian's tokenizers are SentencePiece models. "
+                f"Received: a {type(tokenizer).__name__}."
+            )
         tokenizer.save(draft / model_file)
         if file == "vocab.json" or not shared:
             pieces = row_names(tokenizer, table.vocabulary_size)

@@ -400,6 +400,9 @@ class MultiHeadAttention(
         if sharing > 1 and (bias is not None or not self._is_dot_product):
             keys, values, sharing = *self._repeated(keys, values), 1
         if sharing > 1:
+            if mask is not None and mask.shape[2] is None:  # it may be 1 and be broadcast
+                length = ops.shape(queries)[2]
+                mask = ops.logical_and(mask, ops.ones((1, 1, length, 1), "bool"))
             queries = join_heads(queries, sharing)
             if mask is not None and mask.shape[2] != 1:
                 mask = ops.tile(mask, (1, 1, sharing, 1))

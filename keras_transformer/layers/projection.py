@@ -120,17 +120,24 @@ class Projection:
         return outputs
 
     def __iter__(self):
-        return iter((self.kernel, self.bias))
+        return iter((self._read_kernel(), self.bias))
 
     def __getitem__(self, index):
-        return (self.kernel, self.bias)[index]
+        return (self._read_kernel(), self.bias)[index]
+
+    def _read_kernel(self):
+        """The kernel, in an export's graph made of the columns that are stored instead."""
+        columns = columns_of(self.kernel)
+        if columns is None:
+            return self.kernel
+        return ops.transpose(columns)[: self.kernel.shape[0]]
 
     def merged_kernel(self):
         """The kernel, including everything LoRA adds to it, (output_dim, input_dim)."""
         if not self.adapters:
-            return self.kernel
+            return self._read_kernel()
         down, up = self._down_up()
-        return self.kernel + ops.matmul(up, down)
+        return self._read_kernel() + ops.matmul(up, down)
 
     def rows(self, start, stop):
         """The projection to some of the outputs."""
@@ -139,9 +146,7 @@ class Projection:
         if self.adapters:
             down, up = self._down_up()
             adapters = [Adapter("rows", 0, down, up[start:stop], 1.0)]
-        columns = columns_of(self.kernel)
-        kernel = self.kernel if columns is None else ops.transpose(columns)
-        return Projection(kernel[start:stop], bias, adapters)
+        return Projection(self._read_kernel()[start:stop], bias, adapters)
 
     def _down_up(self):
         """All adapters as one pair, (ranks, input_dim) and (output_dim, ranks)."""

@@ -23,6 +23,7 @@ from keras_transformer.tokenizers.control_ids import PAD_ID
 
 TEXTS_AT_A_TIME = 64  # of all threads together, unless these are more than four
 FEWEST_TEXTS = 16  # of each of many threads
+SHORT = 8  # tokens of a text that checks kernels
 LISTED = 5  # indices of truncated texts in a warning
 
 TEXT = tf.TensorSpec([None], tf.string)
@@ -185,8 +186,29 @@ class ServedModel:
         """A copy with kernels of its own, as (input, output), and whose search needs no XLA."""
         exported = copy.copy(self)
         exported._columns = transposed_kernels(self.model)
+        exported._check_columns()
         exported._use_cache(is_static=False)
         return exported
+
+    def _check_columns(self):
+        """Raises RuntimeError unless the model answers alike with kernels as they are stored.
+
+        What is exported is later compared with this process's answers from the same columns.
+        """
+        if not self._columns or not getattr(self.model, "inputs", None):
+            return  # no kernels, or a model of the user's own that names no inputs
+        ones = keras.tree.map_structure(
+            lambda x: tf.ones([size or SHORT for size in x.shape], x.dtype), self.model.input
+        )
+        answers = []
+        for columns in ({}, self._columns):
+            with with_columns(columns):
+                answers.append(keras.tree.flatten(self.model(ones, training=False)))
+        for pair in zip(*answers, strict=True):
+            expected, answered = (tf.cast(each, tf.float32).numpy() for each in pair)
+            largest = np.abs(expected).max(initial=1, where=np.isfinite(expected))
+            if not np.allclose(answered, expected, rtol=0, atol=0.02 * largest, equal_nan=True):
+                raise RuntimeError("The model answers otherwise with kernels as they are stored.")
 
     def saved_module(self):
         """What a SavedModel stores: weights and tokenizers.

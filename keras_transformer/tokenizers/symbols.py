@@ -35,6 +35,8 @@ class SymbolTokenizer(tf.Module):
         [b'h']
     """
 
+    unknown_id = UNKNOWN_ID
+
     def __init__(self, characters: str | None = None, errors: str = "replace"):
         super().__init__(name="tokenizer")
         if errors not in ("replace", "ignore"):

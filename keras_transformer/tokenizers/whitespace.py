@@ -38,6 +38,8 @@ class WhitespaceTokenizer(tf.Module):
         [b'a sh <unk>']
     """
 
+    unknown_id = UNKNOWN_ID
+
     def __init__(self, tokens):
         super().__init__(name="tokenizer")
         self.tokens = tuple(tokens)

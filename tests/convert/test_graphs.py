@@ -5,10 +5,13 @@ import re
 import sys
 
 import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer import convert
+from keras_transformer.convert import graphs
 from keras_transformer.serving import SearchSettings, Translator
 from tests.convert.drawn import noisy
 from train.demo.corpus import demo_corpus
@@ -112,6 +115,31 @@ def test_a_model_without_an_embedding_or_not_functional_is_refused(format, token
     sequence = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3)])
     with pytest.raises(convert.ConversionError, match=r"Only a functional model .*<Sequential"):
         convert.write(convert.Converted("", sequence, tokenizer), format, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pattern", ["strided", "local"])
+def test_a_decoder_with_a_pattern_decodes_more_tokens_than_a_block(pattern):
+    model = kt.translation(
+        50, size="tiny", attention_pattern={"pattern": pattern, "block_size": 4}, **SMALL
+    )
+    source, target = np.array([[5, 9, 7, 3]], "int32"), np.arange(4, 17, dtype="int32")[None]
+    encoder, decoder = graphs.encoder_and_decoder(model)
+    state, steps = encoder(tf.constant(source)), []
+    for position, token in enumerate(target[0]):
+        outputs = decoder(tf.constant([token]), tf.constant(position), *state.values())
+        steps.append(outputs.pop("logits"))
+        kept = {name: state[name] for name in state if name.startswith("encoded")}
+        state = {**kept, **outputs}
+    expected = model.logits(source, target)[0]
+    np.testing.assert_allclose(np.concatenate(steps), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_decoder_with_fixed_blocks_is_refused(format, tokenizer, tmp_path):
+    pattern = {"pattern": "fixed", "block_size": 8, "summary_size": 2}
+    model = kt.translation(50, size="tiny", attention_pattern=pattern, **SMALL)
+    with pytest.raises(convert.ConversionError, match=r"fixed blocks\. .*'block_size': 8"):
+        convert.write(convert.Converted("", model, tokenizer), format, tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 

@@ -84,6 +84,18 @@ def test_both_masks_given_allow_what_both_allow():
     np.testing.assert_allclose(array(computed), expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_key_value_heads", [None, 1, 2])
+def test_a_mask_for_all_targets_is_broadcast_where_lengths_are_unknown(num_key_value_heads):
+    inputs, mask = normal(2, 4, 8), np.array([[[True] * 3 + [False]], [[False, True] * 2]])
+    layer = built(MultiHeadAttention(4, num_key_value_heads=num_key_value_heads), inputs)
+    vectors, allowed = keras.Input((None, 8)), keras.Input((None, None), dtype="bool")
+    model = keras.Model([vectors, allowed], layer(vectors, attention_mask=allowed))
+    expected = array(layer(inputs, attention_mask=keras.ops.array(np.repeat(mask, 4, 1))))
+    for given in (mask, np.repeat(mask, 4, 1)):
+        outputs = model.predict([array(inputs), given], verbose=0)
+        np.testing.assert_allclose(outputs, expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
 @pytest.mark.parametrize("cross", [False, True])
 def test_a_row_with_nothing_to_attend_to_gives_zeros(dtype, cross):

@@ -15,6 +15,7 @@ from keras_transformer.serving import (
     SamplingSettings,
     SearchSettings,
     Translator,
+    served_model,
 )
 from keras_transformer.serving.publishing.export import golden_answers
 from keras_transformer.serving.served_model import served_kernels, transposed_kernels
@@ -86,6 +87,24 @@ def test_an_export_answers_as_the_model_without_reading_its_kernels(kind, tokeni
             np.testing.assert_array_equal(theirs[:, :width], tf.transpose(ours))
 
 
+@pytest.mark.parametrize("kind", SERVED)
+def test_an_export_is_refused_if_what_it_stores_answers_otherwise(
+    kind, tokenizer, tmp_path, monkeypatch
+):
+    served, right = SERVED[kind](tokenizer), served_model.transposed_kernels
+
+    def one_wrong(model):
+        columns = right(model)
+        last = columns[list(columns)[-1]]
+        last.assign(tf.reverse(last, [1]))
+        return columns
+
+    monkeypatch.setattr(served_model, "transposed_kernels", one_wrong)
+    with pytest.raises(RuntimeError, match="answers otherwise with kernels as they are stored"):
+        served.export(tmp_path, "wrong", ["A dog runs."])
+    assert not list(tmp_path.iterdir())
+
+
 def test_an_export_keeps_its_answers_when_the_model_is_trained_further(tokenizer):
     served = moods(tokenizer)
     exported = served.as_exported()
@@ -101,11 +120,15 @@ def test_an_export_keeps_its_answers_when_the_model_is_trained_further(tokenizer
 
 def test_parts_and_rows_of_a_kernel_are_those_of_the_transpose():
     kernel = keras.Variable(keras.random.normal((5, 3), seed=1))
-    turned = keras.Variable(keras.ops.transpose(kernel) * 2)
+    turned = keras.Variable(keras.ops.pad(keras.ops.transpose(kernel) * 2, ((0, 0), (0, 3))))
     inputs = keras.random.normal((2, 4, 3), seed=2)
     part = Projection(kernel).rows(1, 4)(inputs)
     with with_columns({id(kernel): turned}):
         whole, twice = Projection(kernel)(inputs), Projection(kernel).rows(1, 4)(inputs)
+        unpacked, _ = projection = Projection(kernel)
+        read = unpacked, projection[0], projection.merged_kernel()
+    for each in read:
+        np.testing.assert_array_equal(each, 2 * kernel)
     np.testing.assert_allclose(twice, 2 * part, rtol=1e-6)
     np.testing.assert_allclose(whole[..., 1:4], 2 * part, rtol=1e-6)
     assert Projection(kernel)(inputs).shape == (2, 4, 5)
