@@ -27,7 +27,7 @@ SHOWN = 5  # translations
 
 
 def run_demo(run_path, directory):
-    start_tensorflow()
+    start_tensorflow("python -m train")
     warn_of_idle_gpus()
     start = time.perf_counter()
     config = TranslationConfig.load("demo")

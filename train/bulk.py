@@ -4,6 +4,7 @@ A file of answers appears whole or not at all. Interrupted, the same command lea
 that are there; a worker that dies is replaced, and its lines are answered again.
 """
 
+import codecs
 import contextlib
 import gzip
 import itertools
@@ -172,6 +173,8 @@ def _blocks(pairs):
         try:
             with corpora.opened(source) as file:
                 while lines := list(itertools.islice(file, BLOCK)):
+                    if first == 1:
+                        lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)
                     yield _Block(source, first, lines)
                     first += len(lines)
         except (OSError, ValueError, ImportError) as damage:

@@ -351,7 +351,7 @@ class ClassificationExperiment(Experiment):
         report, is_cut = report_of(model, text)
         print(report)
         places = (
-            labelled_text.labelled_files(options.folder)
+            labelled_text.files_of_labels(options.folder)
             if options.folder
             else range(1, len(is_cut) + 1)
         )

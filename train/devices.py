@@ -8,7 +8,12 @@ import types
 import keras
 import tensorflow as tf
 
-from keras_transformer.training.distribution import choose_strategy, has_workers, split_cpu
+from keras_transformer.training.distribution import (
+    choose_strategy,
+    cluster,
+    has_workers,
+    split_cpu,
+)
 from keras_transformer.training.layouts import layout_map
 
 from .gpus import warn_of_idle_gpus
@@ -82,10 +87,13 @@ def _choose_jax_devices(config, options):
             "Received: --dtype mixed_float16, backend jax."
         )
     tf.config.set_visible_devices([], "GPU")  # the data is made on the CPU, the GPUs are JAX's
-    if options.strategy == "multiworker":
+    workers = len(cluster()[0])
+    if options.strategy == "multiworker" or workers > 1:
+        received = "--strategy multiworker" if workers < 2 else f"TF_CONFIG of {workers} workers"
         raise ValueError(
-            "--strategy multiworker needs TensorFlow. On JAX one process trains on all devices of "
-            "a machine: leave --strategy out. Received: --strategy multiworker, backend jax."
+            "Several workers need TensorFlow. On JAX one process trains on all devices of a "
+            "machine: leave --strategy out, and start one worker. "
+            f"Received: {received}, backend jax."
         )
     if options.virtual_devices:
         try:

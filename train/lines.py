@@ -1,5 +1,6 @@
 """Answers standard input line by line, in order, while it is still being written."""
 
+import codecs
 import itertools
 import sys
 
@@ -86,13 +87,16 @@ def arriving_lines(stream):
 
     Waits only while there are none. The lists are short at first, so that answers come soon, and
     grow, so that lines of similar lengths can be answered together. Only a line feed ends a line.
+    A byte order mark before the first is left out.
     """
-    most, rest = FEWEST, b""
+    most, rest, is_first = FEWEST, b"", True
     while some := stream.read1(LARGEST_READ):
         *lines, rest = (rest + some).split(b"\n")
         lines = [line.removesuffix(b"\r") for line in lines]
+        if lines and is_first:
+            lines[0], is_first = lines[0].removeprefix(codecs.BOM_UTF8), False
         while lines:
             yield lines[:most]
             lines, most = lines[most:], min(2 * most, MOST)
     if rest:
-        yield [rest.removesuffix(b"\r")]
+        yield [rest.removesuffix(b"\r").removeprefix(codecs.BOM_UTF8 if is_first else b"")]

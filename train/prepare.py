@@ -24,7 +24,7 @@ from typing import Literal
 from .command import one_line_errors, without_start_up_notes
 from .deferred import Deferred, kt
 from .progress_bar import Shown
-from .settings import Parser, Settings, setting
+from .settings import Parser, Settings, flag_of, setting
 from .training_config import LARGEST_SEED, LEAST_PIECES, TABLE
 
 tokenizers = Deferred("keras_transformer.tokenizers")
@@ -113,11 +113,39 @@ class PrepareOptions(Settings):
                 "--text and --labelled go neither together nor with pairs, --max-ratio and "
                 f"--drop-copies. Received: {one_side} with one of them."
             )
+        for name, (has_effect, words) in self._needs().items():
+            if not has_effect and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{flag_of(name)} has no effect {words}. Leave it out. "
+                    f"Received: {flag_of(name)} {getattr(self, name)}."
+                )
         if self.held_out > 1 and self.held_out % 1:
             raise ValueError(
                 "--held-out must be a whole number of pairs, or a share below 1. "
                 f"Received: {self.held_out}."
             )
+
+    def _needs(self):
+        """{name of a setting: (whether it has an effect, when it has none in words)}."""
+        if self.check:
+            return dict.fromkeys(
+                type(self).model_fields.keys() - {"check"}, (False, "with --check")
+            )
+        has_dataset, has_table = bool(self.dataset), bool(self.table)
+        has_texts = bool(self.text or self.labelled)
+        return {
+            "kind": (bool(self.text), "without --text"),
+            "numbers": (bool(self.labelled), "without --labelled"),
+            "label_column": (bool(self.labelled), "without --labelled"),
+            "text_column": (has_texts, "without --text or --labelled"),
+            "source_column": (has_table, "without --table"),
+            "target_column": (has_table, "without --table"),
+            "split": (has_dataset, "without --dataset"),
+            "source_language": (has_dataset, "without --dataset"),
+            "target_language": (has_dataset, "without --dataset"),
+            "vocabulary_size": (not self.tokenizer, "with --tokenizer"),
+            "sample_lines": (not self.tokenizer, "with --tokenizer"),
+        }
 
 
 def main(arguments=None):

@@ -160,8 +160,12 @@ class CTranslate2Engine:
                 differences.append("a length penalty n ** exponent close to the run's")
         if not rules.forces_end:
             differences.append("translations that are always complete")
-        if rules.begin_suppress_tokens:
-            differences.append("no begin_suppress_tokens")
+        for name in ("begin_suppress_tokens", "min_new_tokens", "renormalize_logits"):
+            if getattr(rules, name):
+                differences.append(f"no {name}")
+        counts_tokens = rules.no_repeat_ngram_size or rules.repetition_penalty != 1
+        if rules.start_counts_as is not None and counts_tokens:
+            differences.append("no start_counts_as")
         return ", ".join(differences)
 
     def answer(self, texts):

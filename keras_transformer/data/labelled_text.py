@@ -115,7 +115,7 @@ def read_labelled_folder(path, names=None) -> LabelledText:
         )
     if not path.is_dir():
         raise NotADirectoryError(f"Expected a folder of labels. Received: {path}, which is a file.")
-    files = _files_of_labels(path)
+    files = files_of_labels(path)
     return labelled(list(map(text_of, files)), [(file.parent.name,) for file in files], names)
 
 
@@ -136,12 +136,13 @@ def text_of(path) -> str:
 def labelled_files(path) -> list[pathlib.Path]:
     """The files that `read_labelled_folder` reads, in order; none if there are not two labels."""
     path = pathlib.Path(path)
-    files = _files_of_labels(path) if path.is_dir() else []
+    files = files_of_labels(path) if path.is_dir() else []
     return files if len({file.parent for file in files}) > 1 else []
 
 
-def _files_of_labels(path):
+def files_of_labels(path) -> list[pathlib.Path]:
     """The files of the folders in a folder, unless there are folders of files in those."""
+    path = pathlib.Path(path)
     if next(path.glob("*/*/**/*.txt"), None):
         return []
     return [file for file in sorted(path.glob("*/*.txt")) if file.parent.name != "unsup"]

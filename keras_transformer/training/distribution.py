@@ -170,6 +170,8 @@ def cluster():
     text = os.environ.get("TF_CONFIG", "")
     if not text:
         return [], 0
+    import tensorflow as tf  # on JAX, too
+
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     try:
         jobs = resolver.cluster_spec().as_dict()

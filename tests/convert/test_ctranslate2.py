@@ -175,6 +175,37 @@ def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
         shutil.rmtree(path)
 
 
+HONOURED = {
+    "no_repeat_ngram_size": 2,
+    "repetition_penalty": 1.5,
+    "min_length": 4,
+    "bad_words_ids": ((7, 8),),
+    "suppress_tokens": (9,),
+    "forced_bos_token_id": 5,
+}
+NAMED = {
+    "begin_suppress_tokens": (9,),
+    "min_new_tokens": 20,
+    "renormalize_logits": True,
+    "start_counts_as": 0,
+    "forces_end": False,
+}
+
+
+def test_every_rule_is_honoured_or_named_as_a_difference():
+    of_language_models = {"counts_as_end"}
+    fields = {field.name for field in dataclasses.fields(TokenRules)}
+    assert fields == HONOURED.keys() | NAMED.keys() | of_language_models
+    engine = convert.CTranslate2Engine.__new__(convert.CTranslate2Engine)  # no folder is needed
+    engine.settings = SearchSettings(1, token_rules=TokenRules(**HONOURED))
+    assert engine.differences() == ""
+    for name, value in NAMED.items():
+        rules = TokenRules(**HONOURED | {name: value})
+        engine.settings = SearchSettings(1, token_rules=rules)
+        words = "translations that are always complete" if name == "forces_end" else f"no {name}"
+        assert engine.differences() == words
+
+
 @pytest.mark.parametrize("kind", ["sines", "learned", "gpt2"])
 def test_language_models_go_on_as_ours(kind, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")

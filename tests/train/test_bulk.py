@@ -204,7 +204,8 @@ def test_a_language_model_scores_lines(tmp_path, monkeypatch):
     flags = [f"--text={tmp_path}/text.txt", f"--run={tmp_path}/run", "--steps=1", "--context=16"]
     language_model.main([*flags, *sizes, "--batch-size=4"])
     texts = ["the cat", "mat"]
-    (tmp_path / "in.txt").write_text("".join(f"{text}\n" for text in texts))
+    content = "".join(f"{text}\n" for text in texts)
+    (tmp_path / "in.txt").write_text(content, encoding="utf-8-sig")  # with a byte order mark
     flags = [f"--run={tmp_path}/run", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
     language_model.main(["score", *flags])
     rows = [line.split("\t") for line in lines_in(tmp_path / "out" / "in.txt")]

@@ -59,6 +59,13 @@ def test_a_run_learns_which_words_decide(trained, capsys):
     flags = ["--run", str(folder / "run"), "--tsv", str(folder / "texts.tsv")]
     classification.main(["evaluate", *flags])
     out = capsys.readouterr().out
+    if not multi_label:  # a folder may hold texts of some labels only
+        labels = json.loads((folder / "run" / "labels.json").read_text())["names"]
+        (folder / "some" / labels[0]).mkdir(parents=True)
+        (folder / "some" / labels[0] / "1.txt").write_text("a text")
+        run = ["--run", str(folder / "run")]
+        classification.main(["evaluate", *run, "--folder", str(folder / "some")])
+        assert " of 1" in capsys.readouterr().out
     share, right = re.search(r"Accuracy: ([\d.]+)% \((\d+) of 150", out).groups()
     assert float(share) == pytest.approx(int(right) / 1.5, abs=0.01)
     assert int(right) > 135

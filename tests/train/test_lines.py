@@ -1,6 +1,7 @@
 """Commands in a pipe: answers in pieces and in order, Ctrl-C, a reader that leaves, cut texts."""
 
 import functools
+import io
 import os
 import signal
 import subprocess
@@ -63,6 +64,16 @@ def test_lines_are_given_as_soon_as_they_are_there():
         pipe.write(b"no end\r")
         pipe.close()
         assert list(lists) == [[b"no end"]]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_a_byte_order_mark_is_left_out_before_the_first_line_only(end):
+    mark = b"\xef\xbb\xbf"
+    alone, two = (
+        io.BufferedReader(io.BytesIO(mark + content + end)) for content in (b"a", b"a\n" + mark)
+    )
+    assert list(arriving_lines(alone)) == [[b"a"]]
+    assert [line for lines in arriving_lines(two) for line in lines] == [b"a", mark]
 
 
 def test_translations_come_in_pieces_until_ctrl_c(run):

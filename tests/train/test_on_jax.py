@@ -224,7 +224,7 @@ REFUSED = [
     ),
     (["--run=none", "--bleu-every=1"], "--bleu-every needs TensorFlow, because it decodes."),
     (["--run=none", "--dtype=mixed_float16"], "--dtype must be float32 or mixed_bfloat16."),
-    (["--run=none", "--strategy=multiworker"], "--strategy multiworker needs TensorFlow."),
+    (["--run=none", "--strategy=multiworker"], "Several workers need TensorFlow."),
     (["--run=none", *TWO, "--model-parallel=3"], "--model-parallel 3, 2 devices."),
 ]
 CALL_EACH = """
@@ -245,6 +245,17 @@ def test_what_jax_cannot_do_is_said_in_one_line():
     assert len(lines) == 2 * len(REFUSED)
     for (_, message), error, code in zip(REFUSED, lines[::2], lines[1::2], strict=True):
         assert message in error and code == "code 2"
+
+
+def test_workers_are_refused_before_any_work(tmp_path):
+    workers = {"cluster": {"worker": ["127.0.0.1:1", "127.0.0.1:2"]}}
+    for index in range(2):
+        task = {"task": {"type": "worker", "index": index}}
+        calls = json.dumps([[f"--run={tmp_path}/run", "--bleu-every=0"]])
+        done = on_jax("-c", CALL_EACH, calls, TF_CONFIG=json.dumps(workers | task))
+        assert "Received: TF_CONFIG of 2 workers, backend jax." in done.stderr
+        assert "code 2" in done.stderr and "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_layouts_are_refused_on_tensorflow(capsys):

@@ -76,6 +76,16 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
         (["--output=a", "--text=b", "--tsv=c"], "--text and --labelled go neither together"),
         (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
         (["--output=a", "--held-out=-1"], "--held-out must be a number, at least 0"),
+        (["--output=a", "--tsv=b", "--kind=pretraining"], "--kind has no effect without --text."),
+        (["--output=a", "--text=b", "--numbers"], "--numbers has no effect without --labelled."),
+        (["--output=a", "--table=b", "--source-language=de"], "no effect without --dataset. Leave"),
+        (
+            ["--output=a", "--tsv=b", "--source-column=de"],
+            "has no effect without --table.",
+        ),
+        (["--output=a", "--tsv=b", "--label-column=a"], "--label-column has no effect without"),
+        (["--output=a", "--tsv=b", "--tokenizer=c", "--vocabulary-size=500"], "with --tokenizer."),
+        (["--check=a", "--seed=2"], "--seed has no effect with --check. Leave it out. Received:"),
         (["--output=a", "--held-out=1.5"], "--held-out must be a whole number of pairs, or a"),
     ],
 )

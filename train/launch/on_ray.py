@@ -35,7 +35,7 @@ def cluster():
     if ray.is_initialized():
         yield ray
         return
-    _check_listens(address)
+    check_listens(address)
     own = {"include_dashboard": False} if address == "local" else {}
     ray.init(address, **own)
     try:
@@ -44,7 +44,7 @@ def cluster():
         ray.shutdown()
 
 
-def _check_listens(address):
+def check_listens(address):
     """Raises ConnectionError if no cluster listens; Ray would end this process after minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     if not port.isdecimal():
@@ -115,13 +115,14 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             raise RuntimeError(f"The workers were lost: {str(error).splitlines()[0]}") from error
 
 
-def gpus_of_a_worker(machines, workers, wanted=None):
-    """The number of GPUs to request from Ray for each worker.
+def gpus_of_a_worker(machines, workers, wanted=None, of="worker"):
+    """The number of GPUs to request from Ray for each worker, or replica of a server.
 
     Args:
         machines: number of GPUs in each machine of the cluster.
         workers: number of workers.
         wanted: GPUs per worker; None for one if there is any.
+        of: what it is, as in the name of its flag.
 
     Raises:
         ValueError: if there are too few; Ray would wait for more.
@@ -129,9 +130,8 @@ def gpus_of_a_worker(machines, workers, wanted=None):
     each = (1 if any(machines) else 0) if wanted is None else wanted
     if each and sum(int(gpus // each) for gpus in machines) < workers:
         raise ValueError(
-            f"Ray's cluster has too few GPUs for {each} on each worker. Start fewer workers, or "
-            "choose --gpus-per-worker, 0 to train on the CPU. "
-            f"Received: {workers} workers, machines with "
+            f"Ray's cluster has too few GPUs for {each:g} on each {of}. Start fewer {of}s, or "
+            f"choose --gpus-per-{of}, 0 for the CPU. Received: {workers} {of}s, machines with "
             f"{', '.join(f'{gpus:g}' for gpus in machines)} GPUs."
         )
     return each

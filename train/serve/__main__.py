@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 from ..command import one_line_errors, without_start_up_notes
+from ..launch.on_ray import check_listens, gpus_of_a_worker
 from ..settings import Parser, Settings, import_modules, setting
 
 
@@ -131,11 +132,16 @@ def run(folder, options, imports):
     # "local": without an address Ray joins whatever cluster was started last on this machine.
     own = {"address": "local", **own} if is_own_cluster() else {}
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    if not own:
+        check_listens(os.environ["RAY_ADDRESS"])
     ray.init(log_to_driver=False, logging_level="warning", **own)
     signal.signal(signal.SIGTERM, stop)  # after Ray has set its own handler
     reaper, is_deployed = None, False
     try:
         reaper = start_reaper() if own else None
+        # Ray would wait forever for GPUs that there are not.
+        machines = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
+        gpus_of_a_worker(machines, options.replicas, options.gpus_per_replica, of="replica")
         quiet = {"log_level": "WARNING", "enable_access_log": False}
         serve.start(
             proxy_location="EveryNode",

@@ -72,13 +72,17 @@ async def read(request, model):
     if num_rows([(inputs,)]) > MOST_ROWS:
         raise HTTPException(413, f"A request has at most {MOST_ROWS} rows.")
     is_cut = "truncated" in model.signatures[name]["outputs"]
-    longest = LONGEST_READ if is_cut else LONGEST_BODY
-    texts = [array.ravel() for array in inputs.values() if array.dtype == object]
-    if sum(min(len(text), longest) for array in texts for text in array) > MOST_TEXT:
+    lengths = [list(map(len, array.flat)) for array in inputs.values() if array.dtype == object]
+    if is_cut:
+        size = sum(min(length, LONGEST_READ) for each in lengths for length in each)
+    else:  # rows of ids are as long as the longest
+        size = sum(len(each) * max(each, default=0) for each in lengths)
+    if size > MOST_TEXT:
         raise HTTPException(
             413,
             f"The texts of a request have at most {MOST_TEXT} bytes together. Of a text that will "
-            f"be truncated, {LONGEST_READ} count. Send fewer texts at once.",
+            f"be truncated, {LONGEST_READ} count; of others, as many as of the longest. Send fewer "
+            "texts at once.",
         )
     return name, inputs, format
 

@@ -1,6 +1,7 @@
 """One version of a served model, loaded by TensorFlow."""
 
 import concurrent.futures
+import math
 import pathlib
 
 import numpy as np
@@ -13,6 +14,7 @@ from keras_transformer.serving.publishing.checks import read_meta_graph
 from keras_transformer.serving.publishing.export import WARM_UP_FILE
 from keras_transformer.serving.served_model import answering_threads
 
+MOST_ROWS_OF_A_PART = 32  # whose scores are in memory together
 TENSOR = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 
 
@@ -135,13 +137,13 @@ class SavedModel:
         }
 
     def _run_in_parts(self, signature, inputs, rows):
-        parts = min(self._threads, rows)
+        parts = max(min(self._threads, rows), math.ceil(rows / MOST_ROWS_OF_A_PART))
         if parts == 1:
             return self.run(signature, inputs)
         split = {key: np.array_split(array, parts) for key, array in inputs.items()}
         requests = [{key: split[key][part] for key in inputs} for part in range(parts)]
         # Of this request alone: others do not wait for it.
-        with concurrent.futures.ThreadPoolExecutor(parts) as pool:
+        with concurrent.futures.ThreadPoolExecutor(self._threads) as pool:
             outputs = list(pool.map(lambda inputs: self.run(signature, inputs), requests))
         return {key: np.concatenate([part[key] for part in outputs]) for key in outputs[0]}
 

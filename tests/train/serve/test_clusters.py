@@ -25,6 +25,8 @@ def calls(monkeypatch):
         monkeypatch.setenv(f"RAY_{name}", "0")  # and what it was, afterwards
     monkeypatch.setenv("RAY_metrics_report_interval_ms", "2000")
     monkeypatch.setattr(ray, "init", lambda address=None, **_: calls.append(address))
+    nodes = [{"Alive": True, "Resources": {"GPU": 1.0}}, {"Alive": False, "Resources": {"GPU": 8}}]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
     monkeypatch.setattr(ray, "shutdown", lambda: calls.append("disconnected"))
     monkeypatch.setattr(serve, "start", lambda **_: None)
     monkeypatch.setattr(serve, "run", lambda *_, **__: None)
@@ -57,3 +59,15 @@ def test_what_others_run_on_a_cluster_stays(address, expected, failing, calls, m
     with pytest.raises(KeyboardInterrupt):
         command.run("models", command.ServeOptions(), [])
     assert calls == expected
+
+
+def test_gpus_that_there_are_not_and_a_cluster_that_is_gone_are_told(calls, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    options = command.ServeOptions(replicas=2, gpus_per_replica=1)
+    with pytest.raises(ValueError, match=r"too few GPUs for 1 on each replica.*--gpus-per-replica"):
+        command.run("models", options, [])
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    calls.clear()
+    with pytest.raises(ConnectionError, match="RAY_ADDRESS must be the address of a cluster"):
+        command.run("models", command.ServeOptions(), [])
+    assert not calls, "before any work"

@@ -68,6 +68,13 @@ def test_each_thread_answers_a_part_of_a_batch(folder):
     assert [a["twice"].tolist() for a in found] == [[b"aa"]]
 
 
+def test_a_part_has_few_rows_whose_scores_are_in_memory_together(folder):
+    texts = [str(number) for number in range(150)]
+    [found] = answers(SavedModel("texts", 1, folder, threads=2), "twice", [texts], "text")
+    assert found["twice"].tolist() == [text.encode() * 2 for text in texts]
+    assert len({*found["calls"].tolist()}) == 5  # of 30 rows
+
+
 def test_a_failed_request_is_not_tried_again(folder, monkeypatch):
     model, sizes = SavedModel("texts", 1, folder, threads=3), []
     run = model.run

@@ -414,6 +414,8 @@ def test_a_text_of_20_mb_is_truncated_without_taking_memory(server, client, name
         ("tiny", {"inputs": ["a" * 2**20] * 5}, "have at most 4194304 bytes together"),
         ("mood", {"inputs": [{"b64": "YWFh" * 2**19}] * 5}, "have at most 4194304 bytes together"),
         ("writer", {"signature_name": "tokenize", "inputs": ["a" * 4194305]}, "at most 4194304"),
+        ("writer", {"signature_name": "tokenize", "inputs": ["a" * 4097, *"a" * 1023]},
+         "of others, as many as of the longest"),
     ],
 )  # fmt: skip
 def test_a_request_that_would_take_too_much_memory_is_refused(client, name, body, message):
