@@ -12,6 +12,7 @@ from .deferred import Deferred, keras, kt
 from .training_config import SIZE
 
 block = Deferred("keras_transformer.layers.block")
+consistency = Deferred("keras_transformer.training.consistency")
 
 folders = Deferred("keras_transformer.data.prepared")
 token_ids = Deferred("keras_transformer.data.token_ids")
@@ -235,7 +236,14 @@ class Experiment:
         return [text and self.from_json(text) for text in texts]
 
     def compiled_model(self, tokenizer, batches):
-        model, config = self.build(tokenizer, batches), self.config
+        config, largest = self.config, max(getattr(tokenizer, "special_ids", ()), default=0)
+        if config.cutoff and largest >= consistency.FIRST_PIECE:
+            raise ValueError(
+                "--cutoff keeps tokens with ids below 4, and would cut this tokenizer's control "
+                f"symbols, such as [SEP]. Use --r-drop. Received: --cutoff {config.cutoff}, a "
+                f"control symbol with the id {largest}."
+            )
+        model = self.build(tokenizer, batches)
         if config.lora_rank:
             targets = [name.strip() for name in config.lora_targets.split(",")]
             new = self.new_layers(model)
@@ -320,7 +328,8 @@ def optimizer_of(config):
         )
     else:
         optimizer = kt.Adam(rate, beta_2=config.beta_2, weight_decay=weight_decay)
-    optimizer.exclude_from_weight_decay(var_names=["bias", "gamma", "beta", "scale"])
+    # At the end: TensorFlow's names begin with those of layers, such as "position_bias".
+    optimizer.exclude_from_weight_decay(var_names=[r"(bias|gamma|beta|scale)(_\d+)?(:\d+)?$"])
     return optimizer
 
 

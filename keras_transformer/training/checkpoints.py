@@ -82,6 +82,11 @@ class Checkpoints(keras.callbacks.Callback):
             )
         self.every = every
         self.notes, self.log_files = {}, []
+        if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
+            raise ValueError(
+                "Checkpoints count all batches, of which a LossScaleOptimizer skips some. Train "
+                "with mixed_bfloat16 on JAX. Received: a LossScaleOptimizer."
+            )
         self._directory, self._keep = str(directory), keep
         self._model, self._optimizer = model, model.optimizer
         self._strategy = model.distribute_strategy
@@ -136,7 +141,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._newest = step
         saved_on = self.notes.pop("backend", None), self.notes.pop("replicas", None)
         self._warn_of_other_noise(path, *saved_on)
-        self._seeds.restored()
+        self._seeds.spread()
         self._check_workers_agree()
         if problems and this_worker(self._strategy).index == 0:
             aside = " and ".join(str(_put_aside(damaged)) for damaged in problems)

@@ -112,6 +112,9 @@ class CompileMixin:
                 metrics = [m for m in metrics if not is_token_sum(m, summed_loss)]
             scales_loss = auto_scale_loss and computes_in_float16(self)
             auto_scale_loss = False  # Keras's scale would look at one replica only
+        elif auto_scale_loss and computes_in_float16(self) and not is_wrapped(optimizer):
+            # Keras asks for the policy of the model, which may be another than that of its layers.
+            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         internals.forget_compiled_metrics(self)
         super().compile(
             optimizer,
@@ -188,9 +191,14 @@ class CompileMixin:
         self._step.average.swap()
 
 
+def is_wrapped(optimizer):
+    """Whether Keras, or the caller, has put a `LossScaleOptimizer` around an optimizer."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
 def check_optimizer(optimizer):
     """Raises for settings of an optimizer that `compile` has."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    if is_wrapped(optimizer):
         if not ON_TENSORFLOW:
             return  # on JAX it scales the loss, and clips what `clip_norm` would see too large
         raise ValueError(
@@ -215,10 +223,12 @@ def check_optimizer(optimizer):
 
 def check_clipping(optimizer, clip_norm):
     """Raises if an optimizer, which Keras has wrapped for float16 on JAX, scales gradients."""
-    if clip_norm is not None and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+    has_factor = getattr(optimizer, "loss_scale_factor", None) is not None
+    if clip_norm is not None and (has_factor or is_wrapped(optimizer)):
         raise ValueError(
-            "clip_norm would see scaled gradients under a LossScaleOptimizer. Set "
-            "global_clipnorm on the optimizer inside it, or train with mixed_bfloat16. "
+            "clip_norm would see scaled gradients under a LossScaleOptimizer or a "
+            "loss_scale_factor. Set global_clipnorm on the optimizer inside it, leave "
+            "loss_scale_factor out, or train with mixed_bfloat16. "
             f"Received: clip_norm={clip_norm}."
         )
 

@@ -77,9 +77,9 @@ class Model(OwnStep, keras.Model):
             of both KL divergences, in nats. None for one pass. Source: Liang et al. 2021, section
             2.1 (https://arxiv.org/abs/2106.14448).
         cutoff: probability in (0, 1) of replacing a token with padding in a second pass, but no
-            first token and no control symbol; the divergence is that of Jensen and Shannon, with
-            the authors' weight of 5. None for one pass. Source: Shen et al. 2020, section 3
-            (https://arxiv.org/abs/2009.13818).
+            first token and no control symbol, of an id below 4; the divergence is that of Jensen
+            and Shannon, with the authors' weight of 5. None for one pass. Source: Shen et al. 2020,
+            section 3 (https://arxiv.org/abs/2009.13818).
 
     Examples:
         >>> inputs = keras.Input((3,))

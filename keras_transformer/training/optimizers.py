@@ -47,7 +47,7 @@ class Adam(keras.optimizers.Adam):
         if not fused or isinstance(gradient, tf.IndexedSlices):
             return super().update_step(gradient, variable, learning_rate)
         momentum, velocity = adam_moments(self, variable)
-        steps = tf.cast(self.iterations.value + 1, variable.dtype)
+        steps = tf.cast(tf.convert_to_tensor(self.iterations) + 1, variable.dtype)
         return tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=momentum.value.handle,

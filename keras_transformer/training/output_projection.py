@@ -16,8 +16,8 @@ class OutputProjection:
 def find_projection(model):
     """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
 
-    Also None in float64, which the projected losses would round to float32, and in float16, in
-    which their exponentials would overflow.
+    Also None in float64, which the projected losses would round to float32, in float16, in which
+    their exponentials would overflow, and with a table that is not kept in float32.
     """
     outputs = getattr(model, "outputs", None) or []
     if len(outputs) != 1:
@@ -26,6 +26,7 @@ def find_projection(model):
     if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
         return None
     features = inputs[0]
-    if features.dtype not in ("float32", "bfloat16"):
+    is_float32 = keras.backend.standardize_dtype(layer.projection_table.dtype) == "float32"
+    if features.dtype not in ("float32", "bfloat16") or not is_float32:
         return None
     return OutputProjection(keras.Model(model.input, features), layer)

@@ -72,7 +72,6 @@ class DropoutSeeds:
     def __init__(self, model, others=()):
         self._model, self._others = model, others
         self._strategy = model.distribute_strategy
-        self._first_seeds = None
 
     @property
     def variables(self):
@@ -84,19 +83,17 @@ class DropoutSeeds:
         """Sets the seeds of this worker's replicas. Idempotent."""
         if not ON_TENSORFLOW or self._strategy.num_replicas_in_sync == 1:
             return
-        if self._first_seeds is None:
-            self._first_seeds = [int(_copies(v)[0].numpy()[0]) for v in self.variables]
         worker = this_worker(self._strategy)
-        for variable, seed in zip(self.variables, self._first_seeds, strict=True):
-            for place, copy in enumerate(_copies(variable)):
+        for variable in self.variables:
+            copies = _copies(variable)
+            # Another model with these layers, or this one compiled before, may have spread it.
+            seed, first = int(copies[0].numpy()[0]), getattr(variable, "first_seed", None)
+            if first is None or seed != first + worker.index * SEED_STRIDE:
+                variable.first_seed = first = seed
+            for place, copy in enumerate(copies):
                 part = place * worker.count + worker.index  # TensorFlow deals parts in turn
                 counter = copy.numpy()[1]
-                copy.assign(tf.constant([seed + part * SEED_STRIDE, counter], copy.dtype))
-
-    def restored(self):
-        """Call after restoring a checkpoint, which sets all replicas to the first one's state."""
-        self._first_seeds = None
-        self.spread()
+                copy.assign(tf.constant([first + part * SEED_STRIDE, counter], copy.dtype))
 
 
 def carried_variables(model):

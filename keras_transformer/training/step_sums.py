@@ -27,6 +27,11 @@ from keras_transformer.training.projected_views import projected_views
 PROJECTED_METRICS = {TokenAccuracy: "hits", Perplexity: "nats"}
 
 
+LABELS_TO_TOKENS = (
+    "labels must be integers, (batch, target), with the length of the predictions. Received: "
+)
+
+
 class StepSums(NamedTuple):
     """Sums over a part of a batch, scalars; those of all parts and replicas add up."""
 
@@ -132,17 +137,39 @@ class Objective:
         """The `StepSums`, and the gradients for the features and for the table."""
         table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
         smoothing, pad_id = self._loss.label_smoothing, self._loss.pad_id
-        projected = self._projected_loss(features, table, y, smoothing, pad_id, gradients)
+        labels = self._labels(y, features)
+        projected = self._projected_loss(features, table, labels, smoothing, pad_id, gradients)
         tokens, rows = projected.sums.tokens, tf.cast(_num_rows(x), tf.float32)
         fields = [PROJECTED_METRICS[type(metric)] for metric in self.token_metrics]
         metrics = tuple((getattr(projected.sums, field), tokens) for field in fields)
         sums = StepSums(projected.sums.loss, tokens, tokens, tokens, tokens, rows, metrics)
         return sums, *projected[1:]
 
+    def _labels(self, y, features, views=1):
+        """The labels, one for each token of the features, (batch, target), or fails.
+
+        Elsewhere the logits are compared with the labels; here other labels would be paired with
+        other tokens.
+        """
+        labels, _, _ = single_output(self._loss, y, features, None)
+        rows, *others = features.shape[:-1]
+        expected = (rows if rows is None else rows // views, *others)
+        known = zip(labels.shape, expected, strict=len(labels.shape) == len(expected))
+        if len(labels.shape) != len(expected) or any(a != b for a, b in known if a and b):
+            raise ValueError(
+                f"{LABELS_TO_TOKENS}labels of shape {tuple(labels.shape)}, predictions of shape "
+                f"{expected} without the vocabulary."
+            )
+        lengths = tf.shape(features)[1:-1]
+        fits = tf.reduce_all(tf.equal(tf.shape(labels)[1:], lengths))
+        tf.debugging.Assert(fits, [f"{LABELS_TO_TOKENS}a length of ", tf.shape(labels)[1:]])
+        return labels
+
     def _projected_views(self, features, x, y):
+        labels = self._labels(y, features, views=2)
         table = tf.convert_to_tensor(self.projection.layer.projection_table.value)
         loss, metrics, tokens, *gradients = projected_views(
-            features, table, y, self._loss, self.token_metrics, self._consistency
+            features, table, labels, self._loss, self.token_metrics, self._consistency
         )
         rows, metrics = tf.cast(_num_rows(x), tf.float32), tuple((m, tokens) for m in metrics)
         return StepSums(loss, tokens, tokens, tokens, tokens, rows, metrics), *gradients

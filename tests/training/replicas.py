@@ -238,6 +238,9 @@ def dropout_noise(strategy):
         model.compile("sgd", TokenCrossentropy())
     model._step.dropout_seeds.spread()
     model._step.dropout_seeds.spread()  # which changes nothing
+    with strategy.scope():
+        model.compile("sgd", TokenCrossentropy())  # nor does another set of seeds
+    model._step.dropout_seeds.spread()
     layer = next(layer for layer in model.layers if isinstance(layer, keras.layers.Dropout))
 
     @tf.function

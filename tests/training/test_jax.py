@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 HERE = pathlib.Path(__file__).parent
 FILES = ["test_losses.py", "test_metrics.py", "test_schedules.py", "test_optimizers.py"]
-FILES += ["test_projected_loss_on_jax.py", "test_consistency.py"]
+FILES += ["test_projected_loss_on_jax.py", "test_consistency.py", "test_loss_scale_on_jax.py"]
 
 
 @needs_tensorflow

@@ -47,6 +47,24 @@ def test_it_gives_the_numbers_of_keras_adam(settings):
         np.testing.assert_allclose(a, b, atol=2e-6, rtol=0)
 
 
+@needs_tensorflow
+def test_a_model_of_keras_accumulates_gradients_with_it():
+    """There, the number of updates is a tensor."""
+
+    def trained(optimizer):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(optimizer, "mse")
+        x, y = np.random.default_rng(1).normal(size=(2, 12, 3)).astype("float32")
+        model.fit(x, y[:, :2], batch_size=2, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    ours = trained(Adam(0.1, gradient_accumulation_steps=2))
+    settings = {"beta_2": 0.98, "epsilon": 1e-9, "gradient_accumulation_steps": 2}
+    for a, b in zip(ours, trained(keras.optimizers.Adam(0.1, **settings)), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-6, rtol=0)
+
+
 def test_defaults_are_those_of_the_paper():
     config = Adam().get_config()
     assert [config[name] for name in ("beta_1", "beta_2", "epsilon")] == [0.9, 0.98, 1e-9]

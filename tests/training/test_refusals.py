@@ -4,9 +4,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_transformer.training import Model
+from keras_transformer.training import Model, TokenCrossentropy
 
-from .conftest import needs_tensorflow, pair_of_models, rows
+from .conftest import IDS, LABELS, language_model, needs_tensorflow, pair_of_models, rows
 from .drawn_steps import Squares
 
 pytestmark = needs_tensorflow
@@ -17,6 +17,22 @@ def test_a_loss_of_ones_own_that_would_pair_rows_is_refused():
     [ours] = pair_of_models(Squares(), outputs=1, kinds=[Model])
     with pytest.raises(ValueError, match=r"same rank, or each row.*Received: labels of shape"):
         ours.fit(x, y[:, 0], verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "jit_compile"),
+    [("fit", False), ("evaluate", False), ("train_on_batch", True), ("test_on_batch", True)],
+)
+def test_labels_that_are_not_as_long_as_the_predictions_are_refused(method, jit_compile):
+    """The loss is computed with the projection, where they could be those of other tokens."""
+    model = language_model()
+    model.compile("sgd", TokenCrossentropy(), jit_compile=jit_compile)
+    for wrong in (LABELS[:, 1:], LABELS[:, 0], LABELS[:, :, None], LABELS[:, :1]):
+        with pytest.raises(ValueError, match=r"labels must be integers, \(batch, target\)"):
+            getattr(model, method)(IDS, wrong)
+    expected = float(TokenCrossentropy()(LABELS, model.predict(IDS, verbose=0)))
+    for labels in (LABELS, [LABELS], {model.output_names[0]: LABELS}):
+        assert model.test_on_batch(IDS, labels) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["fit", "evaluate", "train_on_batch", "test_on_batch"])

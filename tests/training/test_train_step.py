@@ -239,3 +239,10 @@ def test_settings_out_of_range_are_refused(settings, message):
 def test_class_weights_of_tokens_are_refused():
     with pytest.raises(ValueError, match=r"class_weight"):
         compiled().fit(IDS, LABELS, class_weight={3: 2.0}, verbose=0)
+
+
+def test_a_model_whose_weights_are_bfloat16_is_evaluated():
+    model = compiled(language_model(dtype="bfloat16"))
+    loss = model.evaluate(IDS, LABELS, verbose=0)
+    expected = float(TokenCrossentropy()(LABELS, model.predict(IDS, verbose=0)))
+    assert loss == pytest.approx(expected, rel=1e-2)
