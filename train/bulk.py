@@ -5,6 +5,7 @@ that are there; a worker that dies is replaced, and its lines are answered again
 """
 
 import codecs
+import collections
 import contextlib
 import gzip
 import itertools
@@ -125,8 +126,8 @@ def _pairs(pattern, output):
             f"Received: {pattern}, which is a folder."
         )
     output = pathlib.Path(output)
-    names = [source.name for source in sources]
-    if twice := {name for name in names if names.count(name) > 1}:
+    counts = collections.Counter(source.name for source in sources)
+    if twice := [name for name, count in counts.items() if count > 1]:
         raise ValueError(
             "--input must be files of different names, because answers have the name of their file."
             f" Received: {sorted(twice)[0]} in several folders."
