@@ -10,7 +10,12 @@ from keras_transformer.serving.publishing.c_api import ask
 from train import __main__
 from train.translation import TranslationConfig
 
-pytestmark = pytest.mark.slow
+from .test_optimizer import HAS_MUON
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not HAS_MUON, reason="its optimizer needs Keras 3.13"),
+]
 FEW = {
     "vocabulary_size": 500, "num_layers": 1, "hidden_dim": 16, "intermediate_dim": 32,
     "num_heads": 2, "steps": 5, "warmup_steps": 2, "checkpoint_every": 2, "average": 2,
