@@ -23,7 +23,6 @@ from keras_transformer.tokenizers.control_ids import PAD_ID
 
 TEXTS_AT_A_TIME = 64  # of all threads together, unless these are more than four
 FEWEST_TEXTS = 16  # of each of many threads
-SHORT = 8  # tokens of a text that checks kernels
 LISTED = 5  # indices of truncated texts in a warning
 
 TEXT = tf.TensorSpec([None], tf.string)
@@ -197,8 +196,9 @@ class ServedModel:
         """
         if not self._columns or not getattr(self.model, "inputs", None):
             return  # no kernels, or a model of the user's own that names no inputs
+        # Of one token, for a model may have few positions.
         ones = keras.tree.map_structure(
-            lambda x: tf.ones([size or SHORT for size in x.shape], x.dtype), self.model.input
+            lambda x: tf.ones([size or 1 for size in x.shape], x.dtype), self.model.input
         )
         answers = []
         for columns in ({}, self._columns):
