@@ -53,8 +53,8 @@ class PreparedWriter:
     """Writes a prepared folder block by block; interrupted, it goes on where it was.
 
     Until `finish` the files lie in a hidden folder beside the final one, or inside it if it exists,
-    for it may be a mount point. Use it as a context
-    manager, which keeps other processes from writing the same folder.
+    for it may be a mount point. Use it as a context manager, which keeps other processes from
+    writing the same folder.
 
     Args:
         path: the folder, which must not exist or be empty.

@@ -25,8 +25,6 @@ from keras_transformer.training.projected_views import projected_views
 
 # The field of `TokenSums` from which each metric is made where the loss is projected.
 PROJECTED_METRICS = {TokenAccuracy: "hits", Perplexity: "nats"}
-
-
 LABELS_TO_TOKENS = (
     "labels must be integers, (batch, target), with the length of the predictions. Received: "
 )
@@ -154,8 +152,7 @@ class Objective:
         labels, _, _ = single_output(self._loss, y, features, None)
         rows, *others = features.shape[:-1]
         expected = (rows if rows is None else rows // views, *others)
-        known = zip(labels.shape, expected, strict=len(labels.shape) == len(expected))
-        if len(labels.shape) != len(expected) or any(a != b for a, b in known if a and b):
+        if not tf.TensorShape(expected).is_compatible_with(labels.shape):
             raise ValueError(
                 f"{LABELS_TO_TOKENS}labels of shape {tuple(labels.shape)}, predictions of shape "
                 f"{expected} without the vocabulary."
