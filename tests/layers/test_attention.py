@@ -1,7 +1,6 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_transformer.layers import (
     AdditiveAttention,
@@ -88,6 +87,8 @@ def test_both_masks_given_allow_what_both_allow():
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="a graph of TensorFlow")
 @pytest.mark.parametrize("num_key_value_heads", [None, 1, 2])
 def test_a_mask_for_all_targets_is_broadcast_where_lengths_are_unknown(num_key_value_heads):
+    import tensorflow as tf
+
     inputs, mask = normal(2, 4, 8), np.array([[[True] * 3 + [False]], [[False, True] * 2]])
     layer = built(MultiHeadAttention(4, num_key_value_heads=num_key_value_heads), inputs)
     vectors, allowed = keras.Input((None, 8)), keras.Input((None, None), dtype="bool")
