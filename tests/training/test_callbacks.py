@@ -196,5 +196,5 @@ def test_workers_ask_each_other_every_ten_steps_and_gather_when_a_checkpoint_is_
     data = tf.data.Dataset.from_tensor_slices((IDS, LABELS)).batch(2).repeat()
     asking = [Count(), checkpoints, SaveOnTerminate(checkpoints)]
     model.fit(data, callbacks=asking, steps_per_epoch=25, verbose=0)
-    assert asked == [10, 20, 24], "and at the end of the epoch"
+    assert asked == [10, 20, 24, 24], "and at the ends of the epoch and of the training"
     assert len(list(tmp_path.iterdir())) >= 1
