@@ -119,6 +119,11 @@ class PrepareOptions(Settings):
                     f"{flag_of(name)} has no effect {words}. Leave it out. "
                     f"Received: {flag_of(name)} {getattr(self, name)}."
                 )
+        if self.kind == "pretraining" and self.held_out == 1:
+            raise ValueError(
+                "--held-out must be 0, at least 2 documents, or a share below 1 with --kind "
+                "pretraining, because random texts come from another document. Received: 1."
+            )
         if self.held_out > 1 and self.held_out % 1:
             raise ValueError(
                 "--held-out must be a whole number of pairs, or a share below 1. "

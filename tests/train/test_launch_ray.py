@@ -53,6 +53,15 @@ def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("chief", ["time.sleep(300)", "0"])
+def test_ray_ends_with_the_mistake_of_any_worker_and_starts_none_again(chief, tmp_path):
+    body = f"import time; sys.exit(2) if i else {chief}"
+    assert run_on_ray(program(tmp_path, body), 2, restarts=3) == 2
+    begun = {path.name for path in tmp_path.iterdir()}
+    assert {"1-0"} <= begun <= {"0-0", "1-0"}, "the chief may be ended before it begins"
+
+
+@pytest.mark.usefixtures("machine")
 def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
     training = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=7"]
     assert run_on_ray([*training, f"--run={tmp_path}/ray"], 2, restarts=0) == 0

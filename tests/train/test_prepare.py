@@ -86,6 +86,7 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
         (["--output=a", "--tsv=b", "--label-column=a"], "--label-column has no effect without"),
         (["--output=a", "--tsv=b", "--tokenizer=c", "--vocabulary-size=500"], "with --tokenizer."),
         (["--check=a", "--seed=2"], "--seed has no effect with --check. Leave it out. Received:"),
+        (["--output=a", "--text=b", "--kind=pretraining", "--held-out=1"], "at least 2 documents"),
         (["--output=a", "--held-out=1.5"], "--held-out must be a whole number of pairs, or a"),
     ],
 )

@@ -231,18 +231,18 @@ def test_settings_that_a_strategy_cannot_have_are_refused(results, name, setting
     ],
 )
 def test_data_that_workers_cannot_share_are_refused(results, data, expected):
-    for values in results("2 workers"):
+    for values in results("2 x 2"):
         assert re.search(expected, str(values[f"refused/{data}"]))
 
 
 def test_workers_that_disagree_stop_with_all_values(results):
     expected = "The workers must agree on a number. Received: 5 on worker 0, 6 on worker 1."
-    for values in results("2 workers"):
+    for values in results("2 x 2"):
         assert str(values["refused/agree"]) == expected
 
 
 def test_workers_of_which_one_alone_restored_a_checkpoint_are_stopped(results):
-    for values in results("2 workers"):
+    for values in results("2 x 2"):
         said = str(values["refused/restored"])
         assert "must agree on the checksum of weights and optimizer at step 0" in said
         numbers = re.findall(r"(\d+) on worker", said)

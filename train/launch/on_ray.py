@@ -84,12 +84,24 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
     directory = os.getcwd()
 
     def work():
+        if not mistakes.empty():  # of one before all were started again
+            return EXIT_CODE_MISTAKE
         environment = dict(os.environ)
         environment.pop("TF_USE_LEGACY_KERAS", None)  # Ray sets it, for Keras 2
         environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-        code = subprocess.run(
-            command, cwd=directory, env=environment, preexec_fn=end_with_parent, check=False
-        ).returncode
+        process = subprocess.Popen(
+            command, cwd=directory, env=environment, preexec_fn=end_with_parent
+        )
+        code = None
+        while code is None and mistakes.empty():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=1)
+        if code is None:  # it would wait for the worker that made the mistake
+            process.kill()
+            process.wait()
+            return EXIT_CODE_MISTAKE
+        if code == EXIT_CODE_MISTAKE:
+            mistakes.put(code)
         if code not in FINAL_CODES:
             raise RuntimeError(f"The worker exited with code {code}.")
         return code
@@ -97,6 +109,7 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
     with cluster() as ray:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
+        from ray.util.queue import Queue
 
         machines = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
         gpus = gpus_of_a_worker(machines, min_workers or count, gpus_per_worker)
@@ -109,10 +122,16 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             ),
             run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
         )
+        mistakes = Queue(actor_options={"num_cpus": 0})  # what `fit` returns is the chief's code
         try:
-            return trainer.fit().return_value
+            code = trainer.fit().return_value
+            return code if mistakes.empty() else EXIT_CODE_MISTAKE
         except Exception as error:  # Ray's own type holds the errors of all workers
+            if not mistakes.empty():
+                return EXIT_CODE_MISTAKE
             raise RuntimeError(f"The workers were lost: {str(error).splitlines()[0]}") from error
+        finally:
+            mistakes.shutdown()
 
 
 def gpus_of_a_worker(machines, workers, wanted=None, of="worker"):
