@@ -49,17 +49,18 @@ UNSUPPORTED_IN_LANGUAGE_MODELS = {
     "num_beams": (None, 1),
 }
 HONOURED = (
-    "bad_words_ids", "begin_suppress_tokens", "do_sample", "early_stopping", "eos_token_id",
-    "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length",
-    "max_new_tokens", "min_length", "min_new_tokens", "no_repeat_ngram_size", "num_beams",
-    "renormalize_logits", "repetition_penalty", "suppress_tokens", "temperature", "top_k", "top_p",
+    "bad_words_ids", "begin_suppress_tokens", "decoder_start_token_id", "do_sample",
+    "early_stopping", "eos_token_id", "forced_bos_token_id", "forced_eos_token_id",
+    "length_penalty", "max_length", "max_new_tokens", "min_length", "min_new_tokens",
+    "no_repeat_ngram_size", "num_beams", "renormalize_logits", "repetition_penalty",
+    "suppress_tokens", "temperature", "top_k", "top_p",
 )  # fmt: skip
 # Ids that the weights and tokenizers decide; how to compute, and what to return besides.
 IGNORED = (
     "_from_model_config", "assistant_confidence_threshold", "assistant_early_exit",
     "assistant_ensemble_weight", "assistant_lookbehind", "bos_token_id", "cache_config",
     "cache_implementation", "compile_config", "continuous_batching_config",
-    "decoder_start_token_id", "disable_compile", "is_assistant", "low_memory", "max_cache_len",
+    "disable_compile", "is_assistant", "low_memory", "max_cache_len",
     "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule",
     "num_return_sequences", "output_attentions", "output_hidden_states", "output_logits",
     "output_scores", "pad_token_id", "prefill_chunk_size", "prompt_lookup_num_tokens",
@@ -91,7 +92,8 @@ def search_settings(folder, order, positions):
         positions: how many its family usually has.
     """
     settings = read_settings(folder)
-    end = int(order.their_id_of[END_ID])
+    start, end = (int(order.their_id_of[i]) for i in (START_ID, END_ID))
+    settings.one_of("decoder_start_token_id", None, start, [start])
     ends = dict.fromkeys(("eos_token_id", "forced_eos_token_id"), (None, end, [end]))
     settings.check(UNSUPPORTED | {"do_sample": (None, False)} | ends)
     our_id_of = order.text_id_of.tolist()

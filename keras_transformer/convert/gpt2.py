@@ -30,7 +30,12 @@ from keras_transformer.convert.tables import (
     assign,
     rows_of,
 )
-from keras_transformer.convert.tokenizers import load_tokenizer_of, name_in_errors
+from keras_transformer.convert.tokenizers import (
+    TOKENIZER_JSON,
+    load_tokenizer_of,
+    name_in_errors,
+    start_of,
+)
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, usual_added
@@ -119,7 +124,9 @@ def read(folder: ModelFolder):
     }
     weights.check(shapes, "GPT-2")
     ends = end_ids_of(folder, size)
-    tokenizer = byte_pairs_of(folder, *load_tokenizer_of(folder.path), size, ends)
+    tokenizer, theirs = load_tokenizer_of(folder.path)
+    start = start_of(folder, tokenizer, theirs) if folder.has(TOKENIZER_JSON) else None
+    tokenizer = byte_pairs_of(folder, tokenizer, theirs, size, ends)
     model = gpt2(
         vocabulary_size=size,
         max_sequence_length=context,
@@ -130,7 +137,7 @@ def read(folder: ModelFolder):
     assign(rows(model), weights, "GPT-2")
     if not ends and tokenizer.end_of_text_id is not None:
         ends = [tokenizer.end_of_text_id]
-    sampling = sampling_settings(folder, size, context, *ends)
+    sampling = sampling_settings(folder, size, context, *ends, start=start)
     return converted(model, tokenizer, sampling, dimensions)
 
 

@@ -261,14 +261,19 @@ def tokenizer_of(folder, size, ends):
     """The tokenizer of a folder, its ids after our control ids, and their id that begins texts."""
     tokenizer, theirs = load_tokenizer_of(folder.path)
     start = start_of(folder, tokenizer, theirs)
+    added = [token["content"] for token in tokenizer_settings(folder).items("added_tokens_decoder")]
+    if isinstance(tokenizer, SentencePieceTokenizer):
+        found = {*tokenizer.pieces(range(tokenizer.vocabulary_size))}
+    else:
+        file = folder.json(TOKENIZER_JSON) if folder.has(TOKENIZER_JSON) else {}
+        added += [token["content"] for token in file.get("added_tokens") or []]
+        found = {*getattr(tokenizer, "added", ())}
+    if plain := [name for name in dict.fromkeys(added) if name not in found]:
+        logging.getLogger(__name__).warning(
+            "%s: the added tokens %s are plain text in prompts.", folder.path, ", ".join(plain)
+        )
     if isinstance(tokenizer, SentencePieceTokenizer):
         num_padding_rows(folder.path, int(max(theirs)) + 1, size)
-        pieces = {*tokenizer.pieces(range(tokenizer.vocabulary_size))}
-        added = tokenizer_settings(folder).items("added_tokens_decoder")
-        if plain := [token["content"] for token in added if token["content"] not in pieces]:
-            logging.getLogger(__name__).warning(
-                "%s: the added tokens %s are plain text in prompts.", folder.path, ", ".join(plain)
-            )
         end = ends[0] if ends else None
         return after_control_ids(tokenizer, theirs, size, end), start
     kinds = "byte pairs or a SentencePiece model"
@@ -403,6 +408,14 @@ def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
     """Writes the files from which Hugging Face's library makes the tokenizer."""
     pieces = tokenizer.pieces(range(num_control_ids, tokenizer.vocabulary_size))
     if isinstance(tokenizer, SentencePieceTokenizer):
+        spec = Model.FromString(tokenizer.model).normalizer_spec
+        is_set = spec.HasField("remove_extra_whitespaces")  # unset, SentencePiece removes them
+        if spec.precompiled_charsmap or spec.remove_extra_whitespaces or not is_set:
+            raise ConversionError(
+                "Hugging Face's library has SentencePiece models that change no character and "
+                "remove no space. Received: a tokenizer that does, as `train_sentencepiece` makes "
+                "them. Train byte pairs (--tokens pieces)."
+            )
         pieces = own_model(tokenizer, draft / LLAMA_FILE)
     elif isinstance(tokenizer, BytePairTokenizer):
         starts = None if start is None else pieces[start]

@@ -54,7 +54,8 @@ def read_tokenizer_json(path):
         ConversionError: if the file needs something else.
     """
     settings = Settings(json_object(path), path)
-    kind, content = settings.part("model").text("type"), settings.values
+    content, model = settings.values, settings.part("model")
+    kind = model.text("type", _unnamed_type(model.values))
     settings.ignore(_PARTS.split())
     settings.warn_of_unread()
     if not splits_like_later_models(content):
@@ -65,6 +66,13 @@ def read_tokenizer_json(path):
             f"{path}: the model must be {', '.join(readers)}. Received: type={kind!r}."
         )
     return readers[kind](content, _added(content), path)
+
+
+def _unnamed_type(model):
+    """The type of a model in files that do not say it, such as the released ones of GPT-2, BERT."""
+    if "merges" in model:
+        return "BPE"
+    return "Unigram" if isinstance(model.get("vocab"), list) else "WordPiece"
 
 
 def check_added(tokens, path):

@@ -182,9 +182,11 @@ def start_of(folder, tokenizer, their_id_of):
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
     ids = dict(zip(pieces, map(int, their_id_of), strict=True))
     if isinstance(tokenizer, SentencePieceTokenizer):  # whose control pieces have our names
-        first = _content(tokenizer_settings(folder).raw("bos_token") or "<s>")
+        settings = tokenizer_settings(folder)
+        first = _content(settings.raw("bos_token") or "<s>")
         ids[first] = ids.pop("<s>")
-        if ids[first] == their_id_of[PAD_ID]:  # of a model without such a piece
+        pads = _content(settings.raw("pad_token") or "<pad>")
+        if ids[first] == their_id_of[PAD_ID] and first != pads:  # of a model without such a piece
             del ids[first]
     if ids.get(name, -1) < 0:
         raise ConversionError(
@@ -270,6 +272,12 @@ def _of_pieces(file, settings, vocabulary):
     if unknown is None:
         raise ConversionError(f"{file} must have an unknown piece. Received: none.")
     names, class_name = [p.piece for p in model.pieces], settings.text("tokenizer_class", "")
+    if file.name == LLAMA_FILE and "Gemma" not in class_name:
+        spec = model.normalizer_spec
+        begins = spec.add_dummy_prefix or not spec.HasField("add_dummy_prefix")
+        settings.one_of("add_prefix_space", None, begins)
+    elif file.name == LLAMA_FILE:
+        settings.ignore(["add_prefix_space"])  # as Gemma's class does
     if file.name == T5_FILE:
         extra = settings.count("extra_ids", 100, least=0)
         names += [f"<extra_id_{index}>" for index in reversed(range(extra))]
@@ -279,15 +287,36 @@ def _of_pieces(file, settings, vocabulary):
         languages = M2M100_LANGUAGES[settings.one_of("language_codes", *M2M100_LANGUAGES)]
         names = [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
     elif file.name == FAIRSEQ_FILE:
-        usual = MBART_LANGUAGES if "MBart" in class_name else []
-        usual = MBART50_LANGUAGES if "MBart50" in class_name else usual
-        listed = settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1]) or usual
-        first, last = ["<s>", "<pad>", "</s>", "<unk>"], "<mask>"
-        languages = [name for name in map(_content, listed) if name not in (*first, last)]
-        names = [*first, *names[3:], *languages, last]
+        names = ["<s>", "<pad>", "</s>", "<unk>", *names[3:]]
+        names += _after_pieces(settings, names, class_name)
     usual = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
     control = [_content(settings.raw(name) or piece) for name, piece in usual.items()]
     return in_our_order(model, names, unknown, control)
+
+
+def _after_pieces(settings, names, class_name):
+    """What follows the pieces of XLM-R, mBART and NLLB: their languages, a mask, what was added.
+
+    Args:
+        settings: the `Settings` of the tokenizer.
+        names: the pieces before, in the order of their ids.
+        class_name: that of the tokenizer.
+    """
+    added = settings.raw("added_tokens_decoder") or {}
+    by_id = {int(index): _content(token) for index, token in added.items()}
+    if after := {index: by_id[index] for index in sorted(by_id) if index >= len(names)}:
+        if [*after] != list(range(len(names), len(names) + len(after))):
+            ids = f"every id from {len(names)}, where the pieces end, on"
+            settings.refuse("added_tokens_decoder", ids, after)
+        return after.values()
+    usual = MBART50_LANGUAGES if "MBart50" in class_name else MBART_LANGUAGES
+    usual = usual if "MBart" in class_name else []
+    listed = [*map(_content, settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1]))]
+    languages = [name for name in listed or usual if name not in (*names[:4], "<mask>")]
+    if usual and not {*languages} <= {*usual}:
+        expected = "languages of mBART if there is no added_tokens_decoder"
+        settings.refuse(SPECIAL_LISTS[0], expected, [*({*languages} - {*usual})])
+    return [*languages, "<mask>"]
 
 
 def _content(token):

@@ -290,6 +290,7 @@ def test_older_folders_keep_their_settings_in_config_json(tmp_path):
         ({"early_stopping": "soon"}, "early_stopping must be False or True or 'never'"),
         ({"eos_token_id": [3, 5]}, r"eos_token_id must be None or 3 or \[3\];.*\[3, 5\]"),
         ({"forced_eos_token_id": 5}, "forced_eos_token_id must be None or 3"),
+        ({"decoder_start_token_id": 5}, "decoder_start_token_id must be None or 2 or"),
         ({"bad_words_ids": [5]}, "bad_words_ids must be .*Received: 5"),
         ({"bad_words_ids": [[61]]}, "bad_words_ids must be ids below 61. Received: 61"),
         ({"suppress_tokens": [-1]}, "suppress_tokens must be ids below 61. Received: -1"),

@@ -1,11 +1,13 @@
 """GPT-2 folders beside Hugging Face's own model and tokenizer, with random weights."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
 from keras_transformer import convert
+from keras_transformer.convert import ConversionError
 from keras_transformer.serving import Generator
 from keras_transformer.tokenizers import train_byte_pairs
 from tests.reference import array
@@ -114,3 +116,21 @@ def test_a_run_writes_on_and_is_exported(folder, tmp_path):
     assert generator(texts, max_tokens=5) == convert.load(folder[0])(texts, max_tokens=5)
     if (folder[0] / "merges.txt").exists():
         assert generator.export(tmp_path / "served", "gpt2").endswith("gpt2/1")
+
+
+def test_the_start_that_its_tokenizer_adds_begins_texts(folder, tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    path, _, tokenizer = folder
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    end = tokenizer.eos_token
+    template = tokenizers.processors.TemplateProcessing(
+        single=f"{end} $A", special_tokens=[(end, tokenizer.eos_token_id)]
+    )
+    theirs = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    theirs.post_processor = template
+    theirs.save(str(tmp_path / "tokenizer.json"))
+    generator = convert.load(tmp_path)
+    assert generator.settings.start_id == tokenizer.eos_token_id + 4
+    assert convert.load(path).settings.start_id is None
+    with pytest.raises(ConversionError, match="start_id"):
+        convert.write(generator, "huggingface", tmp_path / "written")

@@ -8,10 +8,11 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer import convert
-from keras_transformer.convert import llama
+from keras_transformer.convert import ConversionError, llama
 from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tokenizer_json import SPLITS
 from keras_transformer.serving import Generator, SamplingSettings
+from tests.convert.folders import FAMILIES as FOLDERS
 from tests.convert.foreign_tokenizers import LLAMA, train_spm
 from tests.reference import array
 from train import convert as command
@@ -266,6 +267,51 @@ def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
     assert generator.tokenizer.end_of_text_id == 400
     convert.write(generator, "huggingface", tmp_path / "written")
     assert json.loads((tmp_path / "written/config.json").read_text())["eos_token_id"] == 400
+
+
+def changed(folder, path, **settings):
+    """A copy of a folder whose tokenizer has other settings."""
+    shutil.copytree(folder, path, dirs_exist_ok=True)
+    before = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(before | settings))
+    return path
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+def test_a_space_before_texts_is_that_of_the_model(folder, tmp_path, caplog):
+    with pytest.raises(ConversionError, match="add_prefix_space must be None or True"):
+        convert.load(changed(folder[0], tmp_path, add_prefix_space=False))
+    convert.load(changed(folder[0], tmp_path, add_prefix_space=True))
+    assert "no effect here" not in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+def test_padding_may_be_the_start(folder, generator, tmp_path):
+    again = convert.load(changed(folder[0], tmp_path, pad_token="<s>"))
+    assert again.settings.start_id == generator.settings.start_id is not None
+    assert again(["It is"], NEW, temperature=1e-6) == generator(["It is"], NEW, temperature=1e-6)
+
+
+def test_added_tokens_that_are_no_piece_of_a_text_are_named(tmp_path, caplog):
+    FOLDERS["llama"](tmp_path)
+    file = tmp_path / "tokenizer.json"
+    content = json.loads(file.read_text())
+    name, index = max(content["model"]["vocab"].items(), key=lambda pair: pair[1])
+    content["added_tokens"] = [{"content": name, "id": index, "special": True}]
+    file.write_text(json.dumps(content))
+    convert.load(tmp_path)
+    assert f"the added tokens {name} are plain text in prompts" in caplog.text
+
+
+def test_a_model_of_pieces_that_changes_characters_is_not_written(tmp_path):
+    tokenizer = kt.tokenizers.train_sentencepiece(demo_corpus(100).sources, 400)
+    model = kt.language_model(
+        400, size="tiny", blocks="llama", num_layers=1, scale_embedding=False, tie_output=False
+    )
+    generator = Generator(model, tokenizer, SamplingSettings(CONTEXT, NEW))
+    with pytest.raises(ConversionError, match="change no character and remove no space"):
+        convert.write(generator, "huggingface", tmp_path / "written")
+    assert not (tmp_path / "written").exists()
 
 
 @pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Phi-3", "Gemma", "Qwen2"], indirect=True)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
+from keras_transformer.convert import ConversionError
+from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
 from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
@@ -206,6 +208,38 @@ def test_the_sentencepiece_model_of_nllb_has_its_ids_one_higher(tmp_path):
     assert [of[row].tolist() for row in tokenizer.tokenize(texts).to_list()] == expected
     languages = [tokenizer.pieces(range(len(of))).index(name) for name in ("deu_Latn", "eng_Latn")]
     assert of[languages].tolist() == [len(pieces) + 1, len(pieces) + 2]
+
+    # A language that was added later comes after the mask, whatever the list says.
+    after = ["deu_Latn", "eng_Latn", "<mask>", "tyv_Cyrl"]
+    first = len(pieces) + 1
+    added = {first + i: {"content": name, "special": True} for i, name in enumerate(after)}
+    settings["additional_special_tokens"] = ["deu_Latn", "eng_Latn", "tyv_Cyrl"]
+
+    def read(added):
+        content = json.dumps(settings | {"added_tokens_decoder": added})
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        tokenizer, of = convert.load_tokenizer_of(tmp_path)
+        return {name: of[tokenizer.pieces(range(len(of))).index(name)] for name in after}
+
+    assert read(added) == {name["content"]: index for index, name in added.items()}
+    del added[first + 2]
+    with pytest.raises(ConversionError, match="added_tokens_decoder must be every id from 301"):
+        read(added)
+
+
+def test_a_list_of_mbart_without_ids_names_its_languages_only(tmp_path):
+    texts = [text for pair in PAIRS()[:300] for text in pair]
+    train_spm(tmp_path / "sentencepiece.bpe.model", texts, 100)
+    settings = {"tokenizer_class": "MBart50Tokenizer"}
+    for more in [], ["<sep>"]:
+        settings["additional_special_tokens"] = [*more, *MBART50_LANGUAGES]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        if more:
+            with pytest.raises(ConversionError, match=r"must be languages of mBART.*'<sep>'"):
+                convert.load_tokenizer_of(tmp_path)
+        else:
+            tokenizer, _ = convert.load_tokenizer_of(tmp_path)
+            assert "sl_SI" in tokenizer.pieces(range(tokenizer.vocabulary_size))
 
 
 @pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
