@@ -115,6 +115,11 @@ def sample(
             "rows TensorFlow draws different numbers under XLA, and all rows at one position. "
             f"Received: shape {np.shape(seed)}."
         )
+    if more_end_ids and token_rules and (token_rules.min_length or token_rules.min_new_tokens):
+        raise ValueError(
+            "min_length and min_new_tokens forbid one end token for a while, not several. "
+            f"Received: more_end_ids={more_end_ids}."
+        )
     rules = read_rules(
         limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules, starts
     )

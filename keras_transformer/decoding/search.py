@@ -267,10 +267,16 @@ def read_rules(
     if prefix is None:
         prefix = tf.zeros((tf.shape(limits)[0], 0), tf.int32)
     prefix = _integers("prefix", prefix, ("batch", "prefix"))
+    if starts is not None:
+        starts = _integers("starts", starts, ("batch",))
     if first_id is not None:
-        prefix = tf.pad(prefix, [[0, 0], [0, tf.cast(tf.equal(tf.shape(prefix)[1], 0), tf.int32)]])
-        first = tf.where(prefix[:, :1] != PAD_ID, prefix[:, :1], first_id)
-        prefix = tf.concat([first, prefix[:, 1:]], axis=1)
+        missing = 1  # where a row has padding before its start, and nothing after it
+        if starts is None:
+            missing = tf.cast(tf.equal(tf.shape(prefix)[1], 0), tf.int32)
+        prefix = tf.pad(prefix, [[0, 0], [0, missing]])
+        place = 0 if starts is None else starts[:, None]
+        is_first = tf.equal(tf.range(tf.shape(prefix)[1]), place) & tf.equal(prefix, PAD_ID)
+        prefix = tf.where(is_first, first_id, prefix)
     first_free = tf.math.count_nonzero(prefix, axis=1, dtype=tf.int32)
     prefix = prefix[:, :steps]
     prefix_length = tf.shape(prefix)[1]
@@ -292,7 +298,7 @@ def read_rules(
         forbidden_ids=tuple(map(int, forbidden_ids)),
         token_rules=token_rules,
         prefix_length=prefix_length if has_prefix else None,
-        starts=None if starts is None else _integers("starts", starts, ("batch",)),
+        starts=starts,
     )
 
 

@@ -213,7 +213,10 @@ class Streamer:
                 logits, sequence, seen, text_position, first_free, self._end_id
             )
         logits = mask_forbidden(logits, self._forbidden_ids, last_resort)
-        return token_sampler(*drawing)(logits, text_position)[0, 0], cache
+        drawn = token_sampler(*drawing)(logits, text_position)[0, 0]
+        if (first_id := self._rules.forced_bos_token_id) is not None:
+            drawn = tf.where(tf.equal(text_position, 0), first_id, drawn)
+        return drawn, cache
 
     def _cache_of(self, token_ids, count, cache):
         return self._prefill(token_ids, None, count, cache)[1]

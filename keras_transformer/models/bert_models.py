@@ -414,7 +414,7 @@ class VectorsAt(keras.layers.Layer):
         positions: integers (batch, chosen) in [0, length).
 
     Returns:
-        (batch, chosen, dim).
+        (batch, chosen, dim); NaN at positions that a row does not have.
 
     Examples:
         >>> vectors = keras.ops.array([[[3.0], [5.0], [7.0]]])
@@ -426,7 +426,10 @@ class VectorsAt(keras.layers.Layer):
         batch, length = ops.shape(vectors)[0], ops.shape(vectors)[1]
         flat = ops.reshape(vectors, (-1, vectors.shape[-1]))
         first = ops.arange(batch, dtype="int32") * length
-        return ops.take(flat, first[:, None] + ops.cast(positions, "int32"), axis=0)
+        positions = ops.cast(positions, "int32")
+        is_there = (positions >= 0) & (positions < length)
+        found = ops.take(flat, first[:, None] + ops.where(is_there, positions, 0), axis=0)
+        return ops.where(ops.expand_dims(is_there, -1), found, ops.cast(np.nan, found.dtype))
 
     def compute_output_shape(self, vectors_shape, positions_shape):
         return (*positions_shape, vectors_shape[-1])

@@ -200,8 +200,8 @@ def size_named(sizes, size, dimensions, blocks="transformer"):
             'replace them, give attention_arguments={"rotary": None}; for both, {"rotary": {}}. '
             f"Received: position_bias={dimensions['position_bias']}."
         )
-    if own is not None and "attention_arguments" in chosen:  # which add to those of the blocks
-        own = {**chosen["attention_arguments"], **own}
+    if "attention_arguments" in dimensions and "attention_arguments" in chosen:
+        own = {**chosen["attention_arguments"], **(own or {})}  # they add to those of the blocks
         dimensions = {**dimensions, "attention_arguments": own}
     return {**chosen, **dimensions}
 

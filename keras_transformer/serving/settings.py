@@ -6,6 +6,7 @@ import json
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.decoding.search import SCORINGS, check_search
 from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
 # What a run keeps of `SamplingSettings`, besides its rules.
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "start_id", "end_ids")
@@ -104,6 +105,11 @@ class SamplingSettings:
         _check_token_rules(self.token_rules)
         if self.start_id is not None:
             check_integer("start_id", self.start_id, 0)
+            if self.start_id in (PAD_ID, END_ID):
+                raise ValueError(
+                    f"start_id must not be {PAD_ID}, padding, nor {END_ID}, which ends a text. "
+                    f"Received: start_id={self.start_id}."
+                )
         object.__setattr__(self, "end_ids", tuple(self.end_ids))  # a list, from JSON
         for end_id in self.end_ids:
             check_integer("end_ids", end_id, 0)

@@ -92,7 +92,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._strategy = model.distribute_strategy
         self._seeds = model._step.dropout_seeds
         weights, optimizer = model.weights, model.optimizer.variables
-        average = model._step.average
+        self._average = average = model._step.average
         averages = [] if average is None else average.values
         loss_scale = model._step.loss_scale
         self._variables = _by_name(
@@ -139,6 +139,8 @@ class Checkpoints(keras.callbacks.Callback):
         self.notes.clear()
         self.notes.update(notes)
         self._newest = step
+        if self._average is not None:
+            self._average.has_begun = True
         saved_on = self.notes.pop("backend", None), self.notes.pop("replicas", None)
         self._warn_of_other_noise(path, *saved_on)
         self._seeds.spread()
@@ -176,6 +178,8 @@ class Checkpoints(keras.callbacks.Callback):
         start = time.perf_counter()
         if keras.backend.backend() == "jax":
             self._model.jax_state_sync()  # the values stay in the loop of `fit`
+        if self._average is not None:
+            self._average.begin()
         step = self._step()
         notes = {name: note() if callable(note) else note for name, note in self.notes.items()}
         notes = {name: np.array(note) for name, note in notes.items()}  # lists may grow

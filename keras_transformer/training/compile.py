@@ -37,6 +37,7 @@ REFUSED_OPTIMIZER_SETTINGS = {
     "use_ema": "ema_momentum",
 }
 
+_AVERAGE = "moving_average_"  # of its variables in a file, before their index
 WHOLE_BATCH_LAYERS = (keras.layers.BatchNormalization, keras.layers.SpectralNormalization)
 
 
@@ -181,6 +182,26 @@ class CompileMixin:
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        average = self._step.average
+        if average is not None and average.has_begun:
+            for index, value in enumerate(average.values):
+                store[f"{_AVERAGE}{index}"] = value
+
+    def load_own_variables(self, store):
+        names = [*store.keys()]
+        others = {name: store[name] for name in names if not name.startswith(_AVERAGE)}
+        super().load_own_variables(others)
+        average = self._step.average
+        if average is not None and len(others) < len(names):
+            average.assign([store[f"{_AVERAGE}{index}"] for index in range(len(average.values))])
+
+    def make_train_function(self, force=False):
+        if self._step.average is not None:
+            self._step.average.begin()
+        return super().make_train_function(force)
 
     def swap_averaged_weights(self):
         """Exchanges the weights with their moving average; a second call changes them back."""

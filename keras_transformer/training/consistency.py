@@ -82,6 +82,11 @@ class Consistency:
                 "ids for a TokenEmbedding whose pad_id is not None; language models have no "
                 f"padding, and may be trained with r_drop. Received: {model.name}."
             )
+        if any(tensor.shape[-1] is None for tensor in getattr(model, "outputs", None) or []):
+            raise ValueError(
+                "cutoff needs labels that are no positions of tokens, because those that are cut "
+                "cannot be chosen. Received: a model whose outputs have a last axis of any length."
+            )
         self._seeds = keras.random.SeedGenerator()
         self.variables = [self._seeds.state]
 

@@ -26,12 +26,24 @@ EXPONENT = 0x7F800000  # the exponent bits of a float32
 class MovingAverage:
     """Follows weights: after each step, average = momentum * average + (1 - momentum) * weight.
 
-    `values` are the averages, Keras variables that start at the weights' current values.
+    `values` are the averages, Keras variables that start at the weights' values before the first
+    step, which may have been loaded after `compile`.
     """
 
     def __init__(self, weights, momentum):
         self._weights, self._momentum = weights, momentum
-        self.values = list(map(_copy_of, weights))
+        self.values, self.has_begun = list(map(_copy_of, weights)), False
+
+    def begin(self):
+        """Copies the weights, once."""
+        if not self.has_begun:
+            self.assign([weight.value for weight in self._weights])
+
+    def assign(self, values):
+        """Sets all averages."""
+        for average, value in zip(self.values, values, strict=True):
+            average.assign(value)
+        self.has_begun = True
 
     def update(self):
         """Moves the averages towards the weights."""
@@ -44,6 +56,7 @@ class MovingAverage:
 
     def swap(self):
         """Exchanges the weights with their averages."""
+        self.begin()
         for weight, average in zip(self._weights, self.values, strict=True):
             kept = ops.copy(weight.value)
             weight.assign(average.value)

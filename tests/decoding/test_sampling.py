@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, sample, sampling
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, TokenRules, sample, sampling
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
@@ -314,3 +314,14 @@ def test_a_row_draws_the_same_beside_one_that_needs_the_whole_vocabulary():
             for rows in (1, 2)
         )
         assert one(logits[:1], 3)[0, 0] == two(logits, 3)[0, 0]
+
+
+def test_a_least_length_with_several_ends_is_refused():
+    def step(ids, parents, position, cache):
+        return 99.0 * tf.one_hot(ids * 0 + 8, 9), cache
+
+    for rules in TokenRules(min_length=4), TokenRules(min_new_tokens=4):
+        with pytest.raises(ValueError, match=r"one end token for a while.*more_end_ids=\(8,\)"):
+            sample(
+                step, (), limits=[9], seed=(1, 2), more_end_ids=(8,), token_rules=rules, **IDS
+            )  # fmt: skip

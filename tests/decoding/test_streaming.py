@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import sample, stream
+from keras_transformer.decoding import TokenRules, sample, stream
 from keras_transformer.decoding.streaming import Streamer
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.xl_model import transformer_xl
@@ -52,6 +52,13 @@ def test_streamed_tokens_are_those_that_sample_draws(model, options):
     )
     expected = drawn.token_ids.numpy()[0, 0, len(prompt) - 1 : -1]
     np.testing.assert_array_equal(write(model, prompt, count, context=32, **options), expected)
+
+
+def test_a_forced_first_token_begins_a_stream(model):
+    rules = TokenRules(forced_bos_token_id=8)
+    alone = write(model, [9], 3, context=32, token_rules=rules)
+    assert alone == [8, *write(model, [9, 8], 2, context=32, token_rules=rules)]
+    assert write(model, [9, 5], 3, 32, token_rules=rules) == write(model, [9, 5], 3, 32)
 
 
 def test_a_full_context_continues_from_its_newest_half(model):

@@ -6,6 +6,7 @@ import pytest
 
 from keras_transformer.models.bert_models import (
     SIZES,
+    VectorsAt,
     bert,
     bert_classifier,
     bert_pretraining,
@@ -253,3 +254,9 @@ def test_unknown_sizes_and_dimensions_are_refused():
         backbone_of(hidden_dim=8)
     with pytest.raises(ValueError, match="depth"):
         backbone_of(depth=3)
+
+
+def test_positions_that_a_row_does_not_have_give_no_vector_of_another_row():
+    vectors = np.arange(6.0).reshape(2, 3, 1)
+    found = array(VectorsAt()(vectors, np.array([[3, 2], [0, -1]])))[..., 0]
+    np.testing.assert_array_equal(found, [[np.nan, 2.0], [3.0, np.nan]])

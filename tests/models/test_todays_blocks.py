@@ -231,6 +231,12 @@ def test_models_and_scores_survive_a_file(variant, tmp_path):
     assert (scores[:, :, ~np.tril(np.ones((7, 7), bool))] == 0).all(), "causal"
 
 
+def test_no_arguments_of_attention_are_those_of_the_blocks():
+    model = kt.language_model(IDS, num_layers=1, blocks="llama", attention_arguments=None)
+    assert model.positions is None
+    assert model.decoder.blocks[0].self_attention.rotary is not None
+
+
 def test_a_translation_with_llamas_blocks_decodes_as_in_one_pass():
     attention = {"rotary": {}, "num_key_value_heads": 2}
     model = kt.translation(

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.decoding import TokenRules
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
@@ -70,6 +71,22 @@ def test_a_prompt_is_continued_alone_as_in_a_batch(generator):
     for row, prompt in enumerate(prompts):
         alone = ask(generator, "serving_default", prompt=[prompt])
         assert alone["continuation"][0] == together["continuation"][row]
+
+
+def test_a_forced_first_token_is_forced_alone_as_in_a_batch(model):
+    rules = TokenRules(forced_bos_token_id=ord("x") + 4)
+    settings = SamplingSettings(13, 5, start_id=2, token_rules=rules)
+    forcing = Generator(model, SymbolTokenizer(), settings)
+    together = forcing(["or", "", "to be"], temperature=1e-6)
+    alone = [forcing([prompt], temperature=1e-6)[0] for prompt in ("or", "", "to be")]
+    assert together == alone
+    assert alone[1][0] == "x" and "".join(forcing.stream("", 5, temperature=1e-6)) == alone[1]
+
+
+@pytest.mark.parametrize("start_id", [0, 3])
+def test_a_start_that_pads_or_ends_texts_is_refused(start_id):
+    with pytest.raises(ValueError, match=f"start_id must not be 0.*Received: start_id={start_id}"):
+        SamplingSettings(13, 5, start_id=start_id)
 
 
 def test_seeds_draw_different_texts(generator):

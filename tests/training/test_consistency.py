@@ -6,6 +6,7 @@ import pytest
 
 from keras_transformer import classifier, language_model, transformer_xl, translation
 from keras_transformer.layers.embedding import TokenEmbedding
+from keras_transformer.models import bert, bert_question_answering
 from keras_transformer.training import Adam, Model, Perplexity, TokenAccuracy, TokenCrossentropy
 from keras_transformer.training.consistency import (
     Consistency,
@@ -400,3 +401,10 @@ def test_the_pair_of_views_is_told_apart_by_rows():
     first, second = consistency.pair(rows)
     assert numpy_of(first).tolist() == [[0], [2], [4]]
     assert numpy_of(second).tolist() == [[1], [3], [5]]
+
+
+def test_cutoff_refuses_labels_that_are_positions():
+    model = bert_question_answering(bert(11, size="tiny", num_layers=1, hidden_dim=8, num_heads=2))
+    with pytest.raises(ValueError, match="cutoff needs labels that are no positions"):
+        model.compile("sgd", TokenCrossentropy(pad_id=-1), cutoff=0.9)
+    model.compile("sgd", TokenCrossentropy(pad_id=-1), r_drop=1.0)

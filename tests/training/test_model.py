@@ -2,6 +2,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.training import (
     Adam,
     InverseSqrtWarmup,
@@ -12,8 +13,10 @@ from keras_transformer.training import (
 )
 
 from .conftest import (
+    DIM,
     IDS,
     LABELS,
+    VOCABULARY_SIZE,
     assert_weights_equal,
     language_model,
     loss_by_hand,
@@ -114,6 +117,45 @@ def test_a_reloaded_model_trains_on_as_the_saved_one(tmp_path):
     for name, values in histories[0].items():
         np.testing.assert_allclose(histories[1][name], values, atol=1e-6, err_msg=name)
     assert_weights_equal(restored, weights_of(model))
+    for each in model, restored:
+        each.swap_averaged_weights()
+    assert_weights_equal(restored, weights_of(model))
+
+
+def test_an_average_is_kept_and_begins_with_weights_that_are_loaded(tmp_path):
+    model = language_model()
+    model.compile("sgd", TokenCrossentropy(), ema_momentum=0.75)
+    loaded = [weight + 1.0 for weight in weights_of(model)]
+    model.set_weights(loaded)
+    model.swap_averaged_weights()
+    assert_weights_equal(model, loaded)
+    model.fit(IDS, LABELS, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    again, other = keras.models.load_model(tmp_path / "model.keras"), language_model()
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_weights_equal(other, weights_of(model))
+    for each in model, again:
+        each.swap_averaged_weights()
+    assert_weights_equal(again, weights_of(model))
+    assert np.abs(weights_of(other)[0] - weights_of(model)[0]).max() > 1e-4
+
+
+@needs_tensorflow
+def test_a_last_layer_of_its_own_call_or_dtype_gives_the_loss_of_its_outputs():
+    class Cooler(TokenEmbedding):
+        def call(self, inputs, reverse=False):
+            outputs = super().call(inputs, reverse)
+            return outputs / 10 if reverse else outputs
+
+    ids = keras.Input((None,), dtype="int32")
+    narrow = TokenEmbedding(VOCABULARY_SIZE, DIM, dtype="mixed_bfloat16")(ids)
+    for table in Cooler(VOCABULARY_SIZE, DIM), TokenEmbedding(VOCABULARY_SIZE, DIM):
+        for hidden in table(ids), narrow:
+            model = Model(ids, table(hidden, reverse=True))
+            model.compile("sgd", TokenCrossentropy())
+            expected = float(TokenCrossentropy()(LABELS, model(IDS)))
+            assert model.train_on_batch(IDS, LABELS) == pytest.approx(expected, rel=1e-6)
 
 
 @needs_tensorflow
