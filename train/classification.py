@@ -111,7 +111,8 @@ class ClassificationConfig(TrainingConfig):
 
     def has_validation(self):
         files = self.valid_folder or self.valid_tsv or self.valid_table
-        return bool(files or self.dataset or self.hold_out) or self.has_held_out()
+        own = self.dataset or self.hold_out
+        return bool(files or (own and not self.prepared)) or self.has_held_out()
 
     def needs(self):
         has_table = (bool(self.table or self.valid_table), "--table or --valid-table")
@@ -120,6 +121,7 @@ class ClassificationConfig(TrainingConfig):
             "data_dir": (bool(self.dataset), "--dataset"),
             "hold_out": (not self.prepared, "a text that is not --prepared"),
             "vocabulary_size": (not self.prepared, "a text that is not --prepared"),
+            "tokens": (not self.prepared, "a text that is not --prepared"),
             "text_column": has_table,
             "label_column": has_table,
             "label_smoothing": has_names,
@@ -186,6 +188,14 @@ class ClassificationExperiment(Experiment):
                     "--task regression needs labels that are numbers, and only it: train.prepare "
                     f"--numbers. Received: {config.prepared}."
                 )
+            if config.task == "single_label":
+                counts = self.prepared.array("labels").sum(axis=1)
+                if len(other := np.flatnonzero(counts != 1)):
+                    raise ValueError(
+                        "--task single_label needs one label for each text. Received: "
+                        f"{counts[other[0]]:g} labels for text {other[0] + 1:,} of "
+                        f"{config.prepared}."
+                    )
 
     def read_texts(self):
         config = self.config
@@ -261,14 +271,14 @@ class ClassificationExperiment(Experiment):
         ids, labels = prepared.columns["text"], prepared.array("labels")
         return self._batches(ids, labels, prepared.manifest["names"], tokenizer, plan_folder)
 
-    def validation(self, tokenizer):
+    def validation(self, tokenizer, replicas=1):
         text = self.valid_text
         if text is None:
             return None
         if not self.is_multi_label():
             check_one_label_each(text)
         ids = kt.data.tokenize(text.texts, tokenizer)
-        return self._batches(ids, text.matrix(), text.names, tokenizer).epoch()
+        return self._batches(ids, text.matrix(), text.names, tokenizer).epoch(replicas)
 
     def build(self, tokenizer, batches):
         config, num_outputs = self.config, len(batches.names) or 1

@@ -108,7 +108,7 @@ class Experiment:
         """Batches of `prepared`, whose order is kept in a folder, or in memory."""
         raise NotImplementedError
 
-    def validation(self, tokenizer):
+    def validation(self, tokenizer, replicas=1):
         """A dataset for evaluation after each epoch; None without a validation text."""
         raise NotImplementedError
 

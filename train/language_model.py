@@ -419,17 +419,18 @@ class LanguageModelExperiment(Experiment):
         sizes = config.context, config.batch_size, config.seed, config.batch_shapes()
         return kt.data.PackedDocuments(ids, *sizes, plan_folder)
 
-    def validation(self, tokenizer):
+    def validation(self, tokenizer, replicas=1):
         if not self.valid_text:
             return None
         config = self.config
         if config.packed:
-            return self._packed(document_ids(tokenizer, self.valid_text)).epoch()
+            return self._packed(document_ids(tokenizer, self.valid_text)).epoch(replicas)
         # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
         ids = token_ids(tokenizer, self.valid_text) - self.first_id
         pad_id = pad_id_of(self.first_id)
-        return kt.data.sliding_windows(ids, length, stride_of(config), config.batch_size, pad_id)
+        sizes = length, stride_of(config), config.batch_size
+        return kt.data.sliding_windows(ids, *sizes, pad_id, replicas)
 
     def build(self, tokenizer, batches):
         config, vocabulary_size = self.config, tokenizer.vocabulary_size

@@ -152,7 +152,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
     replicas = strategy.num_replicas_in_sync
     check_shares(batches, replicas)
     check_workers_agree(strategy, batches.checksum(), "the checksum of the tokenised text")
-    validation = experiment.validation(tokenizer)
+    validation = experiment.validation(tokenizer, replicas)
     with strategy.scope():
         model = experiment.compiled_model(tokenizer, batches)
     checkpoints = Checkpoints(run.checkpoints, model, config.checkpoint_every, config.average)

@@ -212,7 +212,8 @@ def _prepare(options):
         print(f"  {ids.num_ids:,} {side} tokens of {folder.vocabulary_size:,} pieces")
     for reason, count in counts.items():
         if count:
-            print(f"  {count:,} {rows} left out: {reason}")
+            of = "sentences" if options.kind == "pretraining" and reason == "tokens" else rows
+            print(f"  {count:,} {of} left out: {reason}")
     size = sum(folder.manifest["files"].values())
     print(f"  {size / 1e6:,.0f} MB on disk, {time.perf_counter() - start:,.0f} s{_peak()}")
 

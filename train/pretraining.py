@@ -74,7 +74,7 @@ class PretrainingConfig(TrainingConfig):
             )
 
     def has_validation(self):
-        return bool(self.hold_out) or self.has_held_out()
+        return bool(self.hold_out and not self.prepared) or self.has_held_out()
 
     def needs(self):
         raw = (not self.prepared, "a text that is not --prepared")
@@ -97,6 +97,12 @@ class PretrainingExperiment(Experiment):
             )
         if self.config.prepared:
             self.prepared = self.open_prepared("pretraining")
+            tokenizer = self.prepared.tokenizer()
+            if not isinstance(tokenizer, kt.tokenizers.WordPieceTokenizer):
+                raise ValueError(
+                    "--prepared must hold word pieces. Received: "
+                    f"{self.config.prepared}, of a {type(tokenizer).__name__}."
+                )
 
     def read_texts(self):
         config = self.config
@@ -151,11 +157,12 @@ class PretrainingExperiment(Experiment):
         documents = kt.data.IdRows(prepared.columns["text"], lengths)
         return self._batches(documents, tokenizer, plan_folder)
 
-    def validation(self, tokenizer):
+    def validation(self, tokenizer, replicas=1):
         if not self.valid_text:
             return None
         documents = kt.data.split_sentences(self.valid_text)
-        return self._batches(kt.data.tokenize_documents(documents, tokenizer), tokenizer).epoch()
+        ids = kt.data.tokenize_documents(documents, tokenizer)
+        return self._batches(ids, tokenizer).epoch(replicas)
 
     def build(self, tokenizer, batches):
         counts, config = batches.token_counts(), self.config

@@ -451,10 +451,10 @@ class TranslationExperiment(Experiment):
         columns = self.prepared.columns
         return self._batches(columns["source"], columns["target"], plan_folder)
 
-    def validation(self, tokenizer):
+    def validation(self, tokenizer, replicas=1):
         if self.valid_text is None:
             return None
-        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch()
+        return self._batches(*self._token_ids(self.valid_text, tokenizer)).epoch(replicas)
 
     def _batches(self, sources, targets, plan_folder=None):
         config = self.config

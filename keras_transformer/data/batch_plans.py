@@ -565,9 +565,9 @@ class PlannedBatchesMixin:
             lambda number: self._plan.batch(start_step + number), replicas=replicas
         )
 
-    def epoch(self):
+    def epoch(self, replicas: int = 1):
         """Batches like those of `dataset` that hold each text once, for validation."""
-        return self._as_data(*self._plan.in_order())
+        return self._as_data(*self._plan.in_order(), replicas)
 
     def _as_data(self, rows_of, count=None, replicas=1):
         def make_batch(number):

@@ -58,23 +58,26 @@ def read_block(filters, key, block, largest):
         largest: rows with larger hashes are not returned.
 
     Returns:
-        The reasons of all rows, the hashes of those that are kept, uint64, and a list of (hash,
-        row, texts and labels) of those of small hashes.
+        The reasons of all rows; of those that are kept, the hashes of their texts and of their
+        labels, uint64; and a list of (hash, row, texts and labels) of those of small hashes.
     """
     columns = block.columns()
     fates = filters(columns)
     kept, rows = np.flatnonzero(fates == KEPT), list(zip(*columns, strict=True))
-    digests = [
-        hashlib.blake2b("\0".join(rows[row]).encode(), digest_size=8, key=key).digest()
-        for row in kept.tolist()
-    ]
-    hashes = np.frombuffer(b"".join(digests), "<u8")
+    hashes = _hashes(("\0".join(rows[row]) for row in kept.tolist()), key)
+    of_labels = np.zeros_like(hashes)
     small = np.flatnonzero(hashes <= np.uint64(largest))
     if block.labels is not None:
-        lines = (", ".join(map(str, labels)) for labels in block.labels.labels)
+        lines = [", ".join(map(str, labels)) for labels in block.labels.labels]
+        of_labels = _hashes((lines[row] for row in kept.tolist()), key)
         rows = list(zip(*columns, lines, strict=True))
     places = zip(hashes[small].tolist(), kept[small].tolist(), strict=True)
-    return fates, hashes, [(number, row, rows[row]) for number, row in places]
+    return fates, hashes, of_labels, [(number, row, rows[row]) for number, row in places]
+
+
+def _hashes(texts, key):
+    digests = (hashlib.blake2b(text.encode(), digest_size=8, key=key).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), "<u8")
 
 
 def tokenise_block(filters, tokenizer, max_tokens, block, fates):
@@ -116,10 +119,12 @@ def tokenise_sentences(filters, tokenizer, max_tokens, block, fates):
     documents = split_sentences([texts[row] for row in np.flatnonzero(fates == KEPT)])
     ids = _encoded(tokenizer, list(itertools.chain.from_iterable(documents)))
     numbers = np.repeat(np.arange(len(documents), dtype=np.uint32), list(map(len, documents)))
+    counts = np.bincount(fates, minlength=len(REASONS))
     if max_tokens:
         short = np.flatnonzero(ids.lengths <= max_tokens)
+        counts[MANY_TOKENS] += len(numbers) - len(short)
         ids, numbers = ids.take(short), numbers[short]
-    return [ids], {"documents": numbers}, np.bincount(fates, minlength=len(REASONS))
+    return [ids], {"documents": numbers}, counts
 
 
 def portable(tokenizer):

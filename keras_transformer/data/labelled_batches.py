@@ -150,9 +150,9 @@ class LabelledBatches(PlannedBatchesMixin):
     def mean_label(self) -> np.ndarray:
         return self._labels.mean(axis=0, dtype=np.float64).astype(np.float32)
 
-    def epoch(self):
+    def epoch(self, replicas: int = 1):
         """Each text once, those of similar lengths together: for validation."""
-        return self._as_data(self._plan.batch, self.steps_per_epoch)
+        return self._as_data(self._plan.batch, self.steps_per_epoch, replicas)
 
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""

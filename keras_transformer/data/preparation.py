@@ -23,6 +23,7 @@ from keras_transformer.data.block_work import (
     tokenise_sentences,
 )
 from keras_transformer.data.corpora import lines_of
+from keras_transformer.data.documents import split_sentences
 from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
 from keras_transformer.data.runners import RUNNERS
@@ -144,6 +145,12 @@ def prepare(
     size = vocabulary_size if tokenizer is None else tokenizer.vocabulary_size
     filters = Filters(max_ratio, max_characters, drop_copies)
     is_pretraining = stream.kind == "pretraining"
+    given = tokenizer is not None
+    if is_pretraining and given and not isinstance(tokenizer, tokenizers.WordPieceTokenizer):
+        raise ValueError(
+            "tokenizer must be a WordPieceTokenizer to prepare text for pretraining, which masks "
+            f"its pieces. Received: a {type(tokenizer).__name__}."
+        )
     arrays, more = None, {}
     if is_pretraining:
         arrays = {"documents": (np.uint32, ())}
@@ -249,13 +256,21 @@ def _read(writer, running, stream, read, wanted, distinct, progress):
     drawn, num_rows = _Drawn(*wanted), 0
     with _Buckets(work) as buckets, open(draft, "wb") as file:
         calls = ((block, drawn.largest) for block in stream.blocks())
-        for (block, _), (fates, hashes, small) in running.map(read, calls):
+        for (block, _), (fates, hashes, of_labels, small) in running.map(read, calls):
             file.write(fates)
             drawn.add(small, num_rows)
-            buckets.add(hashes, num_rows + np.flatnonzero(fates == KEPT))
+            buckets.add(hashes, of_labels, num_rows + np.flatnonzero(fates == KEPT))
             num_rows += block.num_rows
             progress("reading", block.position, num_rows)
     largest, held_out, sample = drawn.parts()
+    if held_out and stream.kind == "pretraining":
+        documents = split_sentences([text for text, *_ in held_out])
+        usable = sum(len(sentences) > 1 for sentences in documents)
+        if usable < 2:  # a random text comes from another document
+            raise ValueError(
+                "held_out must be at least two documents of two sentences for pretraining. "
+                f"Received: {len(held_out)} documents, {usable} of them with two sentences."
+            )
     if held_out:
         for name, lines in stream.held_out_lines(held_out):
             _write_text(writer.draft / name, lines)
@@ -263,9 +278,9 @@ def _read(writer, running, stream, read, wanted, distinct, progress):
     _write_text(work / _SAMPLE, map(stream.as_lines, texts))
     _write_text(work / _SAMPLE_SIZE, [str(len(sample))])
     fates = np.memmap(draft, np.uint8, "r+")
-    for hashes, rows in buckets.read():
+    for hashes, of_labels, rows in buckets.read():
         if distinct:
-            _, first = np.unique(hashes, return_index=True)
+            _, first = np.unique(hashes ^ of_labels, return_index=True)
             fates[rows] = DUPLICATE
             hashes, rows = hashes[first], rows[first]
             fates[rows] = KEPT
@@ -277,7 +292,7 @@ def _read(writer, running, stream, read, wanted, distinct, progress):
 
 
 class _Buckets:
-    """Hashes on disk with their rows, of which equal ones are read together."""
+    """Hashes of texts and labels on disk with their rows; equal texts are read together."""
 
     def __init__(self, work):
         self._paths = [work / f"hashes-{number:02d}" for number in range(_NUM_BUCKETS)]
@@ -290,17 +305,17 @@ class _Buckets:
         for file in self._files:
             file.close()
 
-    def add(self, hashes, rows):
-        pairs = np.stack([hashes, rows.astype(np.uint64)], axis=1)
+    def add(self, hashes, of_labels, rows):
+        entries = np.stack([hashes, of_labels, rows.astype(np.uint64)], axis=1)
         buckets = hashes // np.uint64(_NUM_HASHES // _NUM_BUCKETS)
         for bucket in np.unique(buckets).tolist():
-            self._files[bucket].write(pairs[buckets == bucket])
+            self._files[bucket].write(entries[buckets == bucket])
 
     def read(self):
         """Yields the hashes and the rows of one bucket after another, and deletes them."""
         for path in self._paths:
-            hashes, rows = np.fromfile(path, np.uint64).reshape(-1, 2).T
-            yield hashes, rows.astype(np.int64)
+            hashes, of_labels, rows = np.fromfile(path, np.uint64).reshape(-1, 3).T
+            yield hashes, of_labels, rows.astype(np.int64)
             path.unlink()
 
 

@@ -158,9 +158,9 @@ class PretrainingBatches:
         rows = rounded_up(self._batch_size, replicas)
         return as_data(lambda number: self._batch(start_step + number, rows), self._specs(rows))
 
-    def epoch(self):
+    def epoch(self, replicas: int = 1):
         """The batches of the first epoch, for validation."""
-        rows = self._batch_size
+        rows = rounded_up(self._batch_size, replicas)
         return as_data(
             lambda number: self._batch(number, rows), self._specs(rows), self.steps_per_epoch
         )

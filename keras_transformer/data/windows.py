@@ -150,7 +150,7 @@ class TextSegments(_LongText):
         return (streams * self.steps_per_epoch + place) * self._length
 
 
-def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID):
+def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID, replicas=1):
     """Windows in which each token of a text, except the first, is a label exactly once.
 
     The window slides by `stride` tokens, and only its new labels count, so each is predicted
@@ -164,6 +164,7 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID):
         pad_id: the label of positions that do not count; it also fills up the last window and,
             if there are several, the last batch, so that all have one shape. If it is -1, the
             inputs are filled up with 0.
+        replicas: batches end with as many empty rows as they lack to a multiple of this.
 
     Returns:
         Token ids and labels, int32, both (batch, length), as data like that of
@@ -190,7 +191,8 @@ def sliding_windows(ids, length, stride, batch_size, pad_id=PAD_ID):
     padded = np.pad(ids, (0, length + stride + 1), constant_values=pad_id)
     inputs = np.where(is_inside, padded[places], max(pad_id, 0))
     labels = np.where(is_inside & is_new, padded[places + 1], pad_id)
-    if (missing := -len(starts) % batch_size) and len(starts) > batch_size:
+    batch_size = rounded_up(batch_size, replicas)
+    if missing := -len(starts) % (batch_size if len(starts) > batch_size else replicas):
         empty = np.full((missing, length), pad_id, np.int32)
         inputs = np.concatenate([inputs, np.maximum(empty, 0)])
         labels = np.concatenate([labels, empty])

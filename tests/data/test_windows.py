@@ -85,6 +85,17 @@ def test_each_token_but_the_first_is_a_label_once(length, stride):
     assert sorted(seen) == list(range(101, 141))
 
 
+@pytest.mark.parametrize("batch_size", [3, 50])
+def test_replicas_share_windows_equally_and_add_no_label(batch_size):
+    one, several = (
+        [labels.numpy() for _, labels in sliding_windows(TEXT, 7, 3, batch_size, replicas=count)]
+        for count in (1, 4)
+    )
+    assert all(len(labels) % 4 == 0 for labels in several)
+    counts = [np.concatenate(each)[np.concatenate(each) != 0] for each in (one, several)]
+    np.testing.assert_array_equal(*counts)
+
+
 @pytest.mark.parametrize(
     ("call", "expected"),
     [

@@ -12,12 +12,19 @@ from keras_transformer.serving.publishing.checks import (
     check_shapes,
     check_size,
 )
+from keras_transformer.tokenizers import (
+    BytePairTokenizer,
+    SymbolTokenizer,
+    WhitespaceTokenizer,
+    train_byte_pairs,
+)
 
 TEXTS = np.array([b"It is ten past six.", b""], object)
 
 
-def save(function, spec, path):
+def save(function, spec, path, *parts):
     module = tf.Module()
+    module.parts = parts
     module.call = tf.function(function, input_signature=[spec], autograph=False)
     tf.saved_model.save(module, str(path), {"serving_default": module.call})
     return str(path)
@@ -105,6 +112,22 @@ def test_slice_update_needs_xla_and_is_refused(tmp_path):
     updated = np.float32([[0, 0, 3, 0, 0], [0, 0, 7, 0, 0]])
     with pytest.raises(RuntimeError, match="XLA compilation disabled"):
         check_answers(path, [("serving_default", {"values": values})], [{"updated": updated}])
+
+
+def test_the_vocabularies_of_all_tokenizers_may_be_large(tmp_path):
+    learned = train_byte_pairs(["a dog runs"], 261)
+    pieces = [*learned.pieces(range(4, 261)), *(f"x{i}" for i in range(100_000))]
+    pairs = BytePairTokenizer({piece: i for i, piece in enumerate(pieces)}, learned.merges, 4)
+    words = WhitespaceTokenizer([f"w{i}" for i in range(13_000)])
+    symbols = SymbolTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 26_000))))
+
+    parts = words, symbols, pairs
+
+    def asked(texts):
+        rows = [one.tokenize(texts).to_tensor() for one in parts]
+        return {**{f"ids{i}": ids for i, ids in enumerate(rows)}, "text": pairs.detokenize(rows[2])}
+
+    check_graph(save(asked, tf.TensorSpec([None], tf.string, "texts"), tmp_path, *parts))
 
 
 def test_every_fault_of_a_graph_is_named(tmp_path):

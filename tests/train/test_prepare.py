@@ -9,6 +9,7 @@ import pytest
 
 from keras_transformer.data import Prepared
 from keras_transformer.files import save_arrays
+from keras_transformer.tokenizers import train_byte_pairs
 from train import classification, language_model, prepare, pretraining, translation
 from train.run import Run
 from train.translation import TranslationConfig
@@ -138,6 +139,40 @@ def test_labelled_texts_that_were_prepared_are_trained_on(tmp_path, capsys):
     assert "needs labels that are numbers" in told(
         capsys, [*flags[:1], f"--run={tmp_path}/r", "--task=regression"], classification.main
     )
+
+
+def test_labels_of_equal_texts_are_kept_and_a_single_one_is_demanded(tmp_path, capsys):
+    lines = [f"a film {n}\tpos\n" for n in range(30)] + ["ok\tpos\n", "ok\tneg\n", "ok\tneg\n"]
+    (tmp_path / "text.tsv").write_text("".join([*lines, "both\tpos,neg\n"]))
+    flags = ["--vocabulary-size=290", "--distinct", f"--output={tmp_path}/out"]
+    prepare.main([f"--labelled={tmp_path}/text.tsv", *flags])
+    printed = capsys.readouterr().out
+    assert "out holds 33 texts" in printed and "1 texts left out: duplicates" in printed
+    flags = [f"--prepared={tmp_path}/out", f"--run={tmp_path}/run"]
+    message = told(capsys, [*flags, "--task=single_label"], classification.main)
+    assert "needs one label for each text. Received: 2 labels for text 33 of" in message
+    assert not (tmp_path / "run").exists()
+    needs = "a text that is not --prepared"
+    given = {"tokens": "pieces", "hold_out": 5}
+    config = classification.ClassificationConfig(prepared=str(tmp_path), **given, patience=3)
+    assert config.without_effect() == {
+        **dict.fromkeys(given, needs), "patience": "a validation text"
+    }  # fmt: skip
+
+
+def test_text_for_pretraining_needs_word_pieces_and_documents_to_measure_on(tmp_path, capsys):
+    train_byte_pairs(["a b c a b c"], 262).save(tmp_path / "pairs")
+    words = ["".join(letters) for letters in itertools.permutations("abcdef", 3)]
+    alone = "".join(f"{word}{word[::-1]} alone.\n\n" for word in words)
+    sentences = "To be, or not. What is it? It is a very long sentence of many words.\n\n"
+    (tmp_path / "text").write_text(alone + sentences * 3)
+    flags = [f"--text={tmp_path}/text", "--kind=pretraining", f"--output={tmp_path}/out"]
+    message = told(capsys, [*flags, f"--tokenizer={tmp_path}/pairs"], prepare.main)
+    assert "must be a WordPieceTokenizer" in message and "BytePairTokenizer" in message
+    message = told(capsys, [*flags, "--held-out=2", "--vocabulary-size=290"], prepare.main)
+    assert "held_out must be at least two documents of two sentences" in message
+    prepare.main([*flags, "--max-tokens=9", "--vocabulary-size=290"])
+    assert "3 sentences left out: tokens" in capsys.readouterr().out
 
 
 def test_documents_are_prepared_and_counted(tmp_path, capsys):

@@ -10,7 +10,6 @@ from keras_transformer.serving.publishing.c_api import fields, shorten
 
 LARGEST_CONSTANT = 100_000  # bytes
 PREDICT = "tensorflow/serving/predict"
-_OF_A_VOCABULARY = (tf.uint8.as_datatype_enum, tf.string.as_datatype_enum)
 
 
 def read_meta_graph(path):
@@ -136,9 +135,10 @@ def _operation_faults(graph):
         if "PyFunc" in node.op:
             faults.add(f"operation {node.op} ({node.name}) calls Python")
         size = node.attr["value"].tensor.ByteSize() if node.op == "Const" else 0
-        # Large constants of bytes or strings are not weights but vocabularies, of word pieces or
-        # byte pairs. (The vocabulary of SentencePiece is an attribute of its operation.)
-        if size > LARGEST_CONSTANT and node.attr["dtype"].type not in _OF_A_VOCABULARY:
+        # Large constants of other types are not weights but vocabularies: characters, hashes and
+        # strings. (The vocabulary of SentencePiece is an attribute of its operation.)
+        is_weight = node.op == "Const" and tf.as_dtype(node.attr["dtype"].type).is_floating
+        if size > LARGEST_CONSTANT and is_weight:
             faults.add(f"constant {node.name} of {size} bytes should be a weight")
     return sorted(faults)
 
