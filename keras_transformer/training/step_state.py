@@ -37,7 +37,7 @@ class MovingAverage:
     def begin(self):
         """Copies the weights, once."""
         if not self.has_begun:
-            self.assign([weight.value for weight in self._weights])
+            self.assign([ops.copy(weight.value) for weight in self._weights])
 
     def assign(self, values):
         """Sets all averages."""
