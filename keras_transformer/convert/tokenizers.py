@@ -313,9 +313,9 @@ def _after_pieces(settings, names, class_name):
     usual = usual if "MBart" in class_name else []
     listed = [*map(_content, settings.items(SPECIAL_LISTS[0]) or settings.items(SPECIAL_LISTS[1]))]
     languages = [name for name in listed or usual if name not in (*names[:4], "<mask>")]
-    if usual and not {*languages} <= {*usual}:
+    if usual and (others := [name for name in languages if name not in usual]):
         expected = "languages of mBART if there is no added_tokens_decoder"
-        settings.refuse(SPECIAL_LISTS[0], expected, [*({*languages} - {*usual})])
+        settings.refuse(SPECIAL_LISTS[0], expected, others)
     return [*languages, "<mask>"]
 
 

@@ -182,6 +182,7 @@ def test_a_vocabulary_that_does_not_fit_the_table_is_one_line(family):
         if is_mbart:
             names = [*MBART50_LANGUAGES, *(f"x{letter}_XX" for letter in "abcdefg")]
             more = {"additional_special_tokens": names}
+            message = "must be languages of mBART if there is no added_tokens_decoder"
         file.write_text(json.dumps(json.loads(before) | more), "utf-8")
         with pytest.raises(ConversionError, match=message) as error:
             convert.read(folder)
