@@ -453,7 +453,7 @@ def test_documents_are_held_out_with_empty_lines_between_them(tmp_path):
 
 @pytest.mark.parametrize("kind", ["language_model", "documents", "pretraining"])
 def test_documents_with_empty_lines_are_held_out_whole(kind, tmp_path):
-    texts = [f"{name}\n\nof\r\n\r\n\r\rtwo\n \nlines\n\n" for name in "abc"]
+    texts = [f"{name} is. It\n\nof\r\n\r\n\r\rtwo\n \nlines\n\n" for name in "abc"]
     (tmp_path / "in").mkdir()
     for name, text in zip("abc", texts, strict=True):
         (tmp_path / "in" / f"{name}.txt").write_bytes(text.encode())
@@ -466,7 +466,7 @@ def test_documents_with_empty_lines_are_held_out_whole(kind, tmp_path):
         assert sum(text.rstrip() in written for text in texts) == 2, "unchanged"
     else:
         [first, second] = read_documents(folder.path / "held_out.txt")
-        assert first[1:].strip() == second[1:].strip() == "of\ntwo\n \nlines"
+        assert first[1:].strip() == second[1:].strip() == "is. It\nof\ntwo\n \nlines"
 
 
 def test_sentences_of_documents_are_numbered_for_pretraining(tmp_path, monkeypatch):
