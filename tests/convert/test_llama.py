@@ -306,7 +306,7 @@ def test_added_tokens_that_are_no_piece_of_a_text_are_named(tmp_path, caplog):
 def test_a_model_of_pieces_that_changes_characters_is_not_written(tmp_path):
     tokenizer = kt.tokenizers.train_sentencepiece(demo_corpus(100).sources, 400)
     model = kt.language_model(
-        400, size="tiny", blocks="llama", num_layers=1, scale_embedding=False, tie_output=False
+        400, blocks="llama", num_layers=1, scale_embedding=False, tie_output=False
     )
     generator = Generator(model, tokenizer, SamplingSettings(CONTEXT, NEW))
     with pytest.raises(ConversionError, match="change no character and remove no space"):
