@@ -308,7 +308,7 @@ def test_a_model_of_pieces_that_changes_characters_is_not_written(tmp_path):
     model = kt.language_model(
         400, blocks="llama", num_layers=1, scale_embedding=False, tie_output=False
     )
-    generator = Generator(model, tokenizer, SamplingSettings(CONTEXT, NEW))
+    generator = Generator(model, tokenizer, SamplingSettings(CONTEXT, NEW, empty_prompt="a"))
     with pytest.raises(ConversionError, match="change no character and remove no space"):
         convert.write(generator, "huggingface", tmp_path / "written")
     assert not (tmp_path / "written").exists()
