@@ -216,6 +216,17 @@ def test_every_command_gives_the_numbers_of_tensorflow(trainer, flags, devices, 
     assert one[-1] == pytest.approx(two[-1], rel=1e-5)
 
 
+def test_devices_share_a_validation_text_of_an_odd_number_of_windows(tmp_path):
+    (tmp_path / "text").write_text(" ".join(f"The cat {i} sat." for i in range(60)))
+    done = on_jax(
+        "train.language_model", f"--text={tmp_path}/text", "--context=16", "--batch-size=3",
+        "--hold-out=0.2", "--steps=2", "--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8",
+        "--num-heads=2", "--warmup-steps=1", *TWO, f"--run={tmp_path}/run",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "val_loss" in done.stdout
+
+
 REFUSED = [
     (
         ["evaluate", "--run=none", "--source=none", "--target=none"],
