@@ -69,7 +69,7 @@ def read_tokenizer_json(path):
 
 
 def _unnamed_type(model):
-    """The type of a model in files that do not say it, such as the released ones of GPT-2, BERT."""
+    """The type of a model that its file does not name, as released ones of GPT-2 and BERT."""
     if "merges" in model:
         return "BPE"
     return "Unigram" if isinstance(model.get("vocab"), list) else "WordPiece"

@@ -263,15 +263,9 @@ def _read(writer, running, stream, read, wanted, distinct, progress):
             num_rows += block.num_rows
             progress("reading", block.position, num_rows)
     largest, held_out, sample = drawn.parts()
-    if held_out and stream.kind == "pretraining":
-        documents = split_sentences([text for text, *_ in held_out])
-        usable = sum(len(sentences) > 1 for sentences in documents)
-        if usable < 2:  # a random text comes from another document
-            raise ValueError(
-                "held_out must be at least two documents of two sentences for pretraining. "
-                f"Received: {len(held_out)} documents, {usable} of them with two sentences."
-            )
     if held_out:
+        if stream.kind == "pretraining":
+            _check_measures(held_out)
         for name, lines in stream.held_out_lines(held_out):
             _write_text(writer.draft / name, lines)
     texts = itertools.chain.from_iterable(row[: len(stream.columns)] for row in sample)
@@ -289,6 +283,17 @@ def _read(writer, running, stream, read, wanted, distinct, progress):
     fates.flush()
     del fates  # Windows renames no file that is mapped
     draft.replace(work / _FATES)
+
+
+def _check_measures(held_out):
+    """Raises ValueError if documents are too few to measure pretraining on."""
+    documents = split_sentences([text for text, *_ in held_out])
+    usable = sum(len(sentences) > 1 for sentences in documents)
+    if usable < 2:  # a random text comes from another document
+        raise ValueError(
+            "held_out must be at least two documents of two sentences for pretraining. "
+            f"Received: {len(held_out)} documents, {usable} of them with two sentences."
+        )
 
 
 class _Buckets:

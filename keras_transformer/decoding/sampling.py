@@ -115,14 +115,10 @@ def sample(
             "rows TensorFlow draws different numbers under XLA, and all rows at one position. "
             f"Received: shape {np.shape(seed)}."
         )
-    if more_end_ids and token_rules and (token_rules.min_length or token_rules.min_new_tokens):
-        raise ValueError(
-            "min_length and min_new_tokens forbid one end token for a while, not several. "
-            f"Received: more_end_ids={more_end_ids}."
-        )
     rules = read_rules(
         limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules, starts
     )
+    rules.token_rules.check_ends("more_end_ids", more_end_ids)
     shape = (tf.shape(rules.limits)[0], num_samples)
     last_resort = end_id if rules.token_rules.change_scores else None
 

@@ -104,6 +104,14 @@ class TokenRules:
         names = {"forced_bos_token_id", "forces_end", "start_counts_as", "counts_as_end"}
         return not self.changed().keys() <= names
 
+    def check_ends(self, name, end_ids):
+        """Raises ValueError for further end ids, of an argument, besides a least length."""
+        if end_ids and (self.min_length or self.min_new_tokens):
+            raise ValueError(
+                "min_length and min_new_tokens forbid one end token for a while, not several. "
+                f"Received: {name}={end_ids}."
+            )
+
     def apply(self, scores, sequences, seen, position, first_free, end_id):
         """The scores of the next token: minus infinity where a rule forbids it.
 

@@ -113,12 +113,7 @@ class SamplingSettings:
         object.__setattr__(self, "end_ids", tuple(self.end_ids))  # a list, from JSON
         for end_id in self.end_ids:
             check_integer("end_ids", end_id, 0)
-        rules = self.token_rules
-        if self.end_ids and (rules.min_length or rules.min_new_tokens):
-            raise ValueError(
-                "min_length and min_new_tokens forbid one end token for a while, not several. "
-                f"Received: end_ids={self.end_ids}."
-            )
+        self.token_rules.check_ends("end_ids", self.end_ids)
 
 
 def read_token_rules(text, changes=None):
