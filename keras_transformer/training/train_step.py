@@ -31,6 +31,9 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         step, objective = self._step, self._step.objective
         check_labels(y, step.loss)
+        if step.average is not None and not step.average.has_begun:
+            with tf.init_scope():  # once, before the first step of a caller's own loop
+                step.average.begin()
 
         # Sum over the parts of the batch, one after the other.
         factor, total = None, None

@@ -1,6 +1,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.training import (
     Model,
@@ -101,11 +102,13 @@ def test_accumulated_parts_with_different_tokens_equal_the_whole_batch(path, par
     assert int(model.optimizer.iterations) == 1, "one batch is one optimizer step"
 
 
-def test_moving_average_follows_its_recursion_and_swaps_in_and_out():
+@pytest.mark.parametrize("wrap", [lambda step: step, tf.function], ids=["eager", "a function"])
+def test_moving_average_follows_its_recursion_and_swaps_in_and_out(wrap):
     model = compiled(ema_momentum=0.75)
-    averages = weights_of(model)
+    model.set_weights([weight + 0.25 for weight in model.get_weights()])  # after compile
+    step, averages = wrap(model.train_step), weights_of(model)
     for _ in range(3):
-        model.train_step((IDS, LABELS))
+        step((IDS, LABELS))
         averages = [0.75 * a + 0.25 * w for a, w in zip(averages, weights_of(model), strict=True)]
     weights = weights_of(model)
     assert norm([a - w for a, w in zip(averages, weights, strict=True)]) > 1e-2, "they differ"
