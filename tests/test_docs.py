@@ -221,6 +221,16 @@ def test_every_block_is_of_a_known_kind():
         assert len(fences) == 2 * (len(found) + plain), page
 
 
+def test_every_row_is_of_a_table():
+    """A blank line within a table would leave its last rows as text full of bars."""
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\n)+", page.read_text("utf-8"), re.MULTILINE):
+            heads, line, *rows = table.splitlines()
+            assert re.fullmatch(r"\|( ?:?-+:? ?\|)+", line), f"{page}: {heads}"
+            widths = {len(re.split(r"\|", re.sub("`[^`]*`", "", row))) for row in [heads, *rows]}
+            assert widths == {line.count("|") + 1}, f"{page}: {heads}"
+
+
 README = (ROOT / "README.md").read_text("utf-8")
 
 
