@@ -169,7 +169,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
             experiment.prepared.path = run.data
         lock.enter_context(locked(run, strategy))
     callbacks = [StopOnNonFiniteLoss(), TokensPerSecond()]
-    if validation is not None and config.patience:
+    if validation is not None:
         callbacks.append(StopWithoutProgress(config.patience))
     if is_chief:
         callbacks += [*experiment.callbacks(run, tokenizer), EpochLog(run.history_file)]

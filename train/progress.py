@@ -13,6 +13,7 @@ import keras
 import numpy as np
 
 from keras_transformer.files import atomic_path, check_writable
+from keras_transformer.training.step_state import batches_taken
 
 LINE_EVERY = 100  # steps
 
@@ -56,7 +57,7 @@ class ProgressLines(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch, logs=None):
         # An interrupted epoch is not begun again.
-        self._before, self._batch = int(self.model.optimizer.iterations.numpy()), -1
+        self._before, self._batch = batches_taken(self.model), -1
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, batch, logs=None):
@@ -193,7 +194,7 @@ class StopWithoutProgress(keras.callbacks.Callback):
     calls `fit` several times.
 
     Args:
-        patience: number of epochs.
+        patience: number of epochs; 0 only keeps the losses, for a process that goes on with others.
         losses: validation losses of the epochs that earlier processes finished.
 
     Attributes:
@@ -213,7 +214,7 @@ class StopWithoutProgress(keras.callbacks.Callback):
     def is_due(self, epochs):
         """Whether training ends after this many epochs."""
         losses = self.saved_state[:epochs]
-        return bool(losses) and len(losses) - 1 - np.argmin(losses) >= self._patience
+        return bool(losses and 0 < self._patience <= len(losses) - 1 - np.argmin(losses))
 
 
 def read_epochs(path):

@@ -64,12 +64,15 @@ def read_block(filters, key, block, largest):
     columns = block.columns()
     fates = filters(columns)
     kept, rows = np.flatnonzero(fates == KEPT), list(zip(*columns, strict=True))
-    hashes = _hashes(("\0".join(rows[row]) for row in kept.tolist()), key)
+    # Documents may be followed by more or fewer empty lines, and are the same.
+    texts = ("\0".join(rows[row]).replace("\r\n", "\n").rstrip("\n") for row in kept.tolist())
+    hashes = _hashes(texts, key)
     of_labels = np.zeros_like(hashes)
     small = np.flatnonzero(hashes <= np.uint64(largest))
     if block.labels is not None:
         lines = [", ".join(map(str, labels)) for labels in block.labels.labels]
-        of_labels = _hashes((lines[row] for row in kept.tolist()), key)
+        # Otherwise than texts, so that a text that is its own label is told from others.
+        of_labels = _hashes((f"\0{lines[row]}" for row in kept.tolist()), key)
         rows = list(zip(*columns, lines, strict=True))
     places = zip(hashes[small].tolist(), kept[small].tolist(), strict=True)
     return fates, hashes, of_labels, [(number, row, rows[row]) for number, row in places]

@@ -21,9 +21,7 @@ def read_documents(path) -> list[str]:
     """
     path = pathlib.Path(path)
     if path.is_dir():
-        labelled = labelled_files(path)
-        unlabelled = sorted(path.glob("unsup/*.txt") if labelled else path.rglob("*.txt"))
-        documents = [text_of(file) for file in [*labelled, *unlabelled]]
+        documents = [text_of(file) for file in documents_in(path)]
     else:
         documents = [part for part in text_of(path).split("\n\n") if part.strip()]
     if len(documents) < 2:
@@ -32,6 +30,14 @@ def read_documents(path) -> list[str]:
             f"between them. Received: {path} with {len(documents)}."
         )
     return documents
+
+
+def documents_in(folder):
+    """The files of a folder that `read_documents` reads, in order, a list of paths."""
+    folder = pathlib.Path(folder)
+    labelled = labelled_files(folder)
+    unlabelled = folder.glob("unsup/*.txt") if labelled else folder.rglob("*.txt")
+    return [*labelled, *sorted(unlabelled)]
 
 
 def split_sentences(texts: Sequence[str]) -> list[list[str]]:

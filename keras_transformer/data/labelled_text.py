@@ -44,13 +44,22 @@ def labelled(texts, labels, names=None) -> LabelledText:
             empty for labels that are numbers.
 
     Raises:
-        ValueError: if there is no text, there are fewer than two labels, or a label is not
-            among `names`, or not a finite number.
+        ValueError: if there is no text, texts and labels are not as many, there are fewer than two
+            labels, or a label is not among `names`, or not a finite number.
 
     Examples:
         >>> labelled(["a film to see twice", "dull"], [("4.5",), ("1",)], names=[]).labels
         [(4.5,), (1.0,)]
     """
+    if len(texts) != len(labels):
+        raise ValueError(
+            "Each text needs a tuple of its labels. "
+            f"Received: {len(texts)} texts, labels of {len(labels)}."
+        )
+    if wrong := [row for row in labels if not isinstance(row, (tuple, list))]:
+        raise ValueError(
+            f'The labels of a text must be a tuple, such as ("pos",). Received: {wrong[0]!r:.80}.'
+        )
     if are_numbers(names):
         if not texts:
             raise ValueError("Regression needs texts with numbers. Received: no text.")
@@ -120,7 +129,7 @@ def read_labelled_folder(path, names=None) -> LabelledText:
 
 
 def text_of(path) -> str:
-    """The text of a whole file, with all line endings converted to line feeds.
+    """The text of a whole file, with line feeds as line endings and without a byte order mark.
 
     Raises:
         OSError: if it is a directory or cannot be read.
@@ -128,7 +137,7 @@ def text_of(path) -> str:
     """
     try:
         with opened(path) as file:
-            return file.read().decode().replace("\r\n", "\n").replace("\r", "\n")
+            return file.read().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"A text must be UTF-8. Received: {path}: {error.reason}.") from None
 

@@ -16,6 +16,7 @@ from keras_transformer.data.corpora import (
     pairs_of_dataset,
     split_lines,
 )
+from keras_transformer.data.documents import documents_in
 from keras_transformer.data.labelled_text import (
     LabelledText,
     labelled,
@@ -194,7 +195,7 @@ class DocumentStream(_Stream):
         paths = files_of(text)
         folders = [path for path in paths if path.is_dir() and not is_table(path)]
         for path in paths:
-            files = sorted(path.rglob("*.txt")) if path in folders else table_files(path)
+            files = documents_in(path) if path in folders else table_files(path)
             self.files += files
             self._are_whole += [path in folders] * len(files)
         if not all(self._are_whole):  # so that what was prepared of one kind alone stays valid
@@ -270,8 +271,16 @@ class LabelledStream(_Stream):
         self.format = [name, *(columns if table else ())]
         self.names = names
         if names is None:
-            occurring = {label for _, labels in self._rows() for label in labels}
-            self.names = labelled([""], [tuple(occurring)]).names
+            occurring, count = set(), 0
+            for _, labels in self._rows():
+                occurring.update(labels)
+                count += 1
+            if len(occurring) < 2:
+                raise ValueError(
+                    "Classification needs texts with at least two different labels. "
+                    f"Received: {value} with {count:,} texts, labels {sorted(occurring)}."
+                )
+            self.names = sorted(occurring)
         self.format += ["labels", *self.names]
 
     def blocks(self) -> Iterator["Block"]:

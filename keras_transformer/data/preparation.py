@@ -146,6 +146,8 @@ def prepare(
     filters = Filters(max_ratio, max_characters, drop_copies)
     is_pretraining = stream.kind == "pretraining"
     given = tokenizer is not None
+    if given:
+        _check_tokenizer(tokenizer)
     if is_pretraining and given and not isinstance(tokenizer, tokenizers.WordPieceTokenizer):
         raise ValueError(
             "tokenizer must be a WordPieceTokenizer to prepare text for pretraining, which masks "
@@ -170,6 +172,9 @@ def prepare(
             _read(writer, running, stream, read, wanted, distinct, progress)
         if tokenizer is None:
             content = _learned(writer, stream.kind, vocabulary_size)
+            if isinstance(content, bytes) and not is_pretraining:  # text may allow fewer
+                learned = tokenizers.load_tokenizer(writer.draft / _TOKENIZER)
+                writer.vocabulary_size = learned.vocabulary_size
             more["sample"] = int((writer.work / _SAMPLE_SIZE).read_text())
         else:
             if not (writer.draft / _TOKENIZER).exists():
@@ -283,6 +288,23 @@ def _read(writer, running, stream, read, wanted, distinct, progress):
     fates.flush()
     del fates  # Windows renames no file that is mapped
     draft.replace(work / _FATES)
+
+
+def _check_tokenizer(tokenizer):
+    """Raises ValueError for a tokenizer that other processes would not have as it is given."""
+    if getattr(tokenizer, "prefix", "") or getattr(tokenizer, "language", None) is not None:
+        raise ValueError(
+            "tokenizer must be without prefix and language, which a prepared folder does not keep. "
+            "Put the prefix into the text, or tokenise in memory. "
+            f"Received: prefix={getattr(tokenizer, 'prefix', '')!r}, "
+            f"language={getattr(tokenizer, 'language', None)!r}."
+        )
+    are_pairs = isinstance(tokenizer, tokenizers.BytePairTokenizer)
+    if are_pairs and not set(range(4)) <= set(tokenizer.control_ids):
+        raise ValueError(
+            "tokenizer must leave the ids below 4 to padding, start and end: give the "
+            f"BytePairTokenizer first_id=4. Received: first_id={tokenizer.first_id}."
+        )
 
 
 def _check_measures(held_out):

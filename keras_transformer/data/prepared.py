@@ -82,7 +82,7 @@ class PreparedWriter:
         check_free(self.path, "Choose another folder for the prepared text.")
         self.draft = draft_with_work(self.path)
         self.work = self.draft / "work"
-        self._columns, self._vocabulary_size = list(columns), vocabulary_size
+        self._columns, self.vocabulary_size = list(columns), vocabulary_size
         is_short = vocabulary_size <= LARGEST_16_BIT_VOCABULARY
         self._number_type = np.dtype(np.uint16 if is_short else np.uint32)
         self._arrays = dict(arrays or {})
@@ -154,9 +154,9 @@ class PreparedWriter:
             )
         for name, rows in columns.items():
             ids = np.asarray(rows.values)
-            if len(ids) and not 0 < ids.min() <= ids.max() < self._vocabulary_size:
+            if len(ids) and not 0 < ids.min() <= ids.max() < self.vocabulary_size:
                 raise ValueError(
-                    f"Ids must be at least 1 and below {self._vocabulary_size}. "
+                    f"Ids must be at least 1 and below {self.vocabulary_size}. "
                     f"Received: {name} with ids from {ids.min()} to {ids.max()}."
                 )
         with named_if_not_written(self.path):
@@ -249,7 +249,7 @@ class PreparedWriter:
                 "format": FORMAT,
                 **manifest,
                 "settings": self._settings,
-                "vocabulary_size": self._vocabulary_size,
+                "vocabulary_size": self.vocabulary_size,
                 "rows": self._rows_of_shards,
                 "columns": {
                     name: {

@@ -170,6 +170,8 @@ def tokenize(texts: Sequence[str], tokenizer) -> "tf.RaggedTensor":
     """
     import tensorflow as tf
 
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(f"texts must be a sequence of strings. Received: one, {texts!r:.80}.")
     # AutoGraph would rewrite the tokenizer's source for nothing: it has no loops.
     tokenize_chunk = tf.autograph.experimental.do_not_convert(tokenizer.tokenize)
     chunks = (
@@ -194,6 +196,11 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> "tf.Rag
     Returns:
         The ids of each sentence of each document, int32 (documents, None, None).
     """
+    if any(isinstance(document, (str, bytes)) for document in documents):
+        raise ValueError(
+            "documents must be sequences of strings, such as split_sentences gives. "
+            "Received: a string."
+        )
     ids = tokenize([sentence for document in documents for sentence in document], tokenizer)
     return _ragged(ids, np.array([len(document) for document in documents], np.int64))
 

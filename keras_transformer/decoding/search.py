@@ -347,16 +347,21 @@ def call_step(step, token_ids, parents, position, cache, rules):
             f"vocabulary. Received: logits of shape {logits.shape}."
         )
     start_id = 0 if tf.is_tensor(rules.start_id) else rules.start_id
-    if max(start_id, rules.end_id, *rules.forbidden_ids, rules.token_rules.largest_id()) >= size:
-        raise ValueError(
-            "start_id, end_id, forbidden_ids and the ids of token_rules must be below the "
-            f"vocabulary size {size}. Received: start_id={start_id}, end_id={rules.end_id}, "
-            f"forbidden_ids={rules.forbidden_ids}, token_rules={rules.token_rules}."
-        )
+    check_ids(size, start_id, rules.end_id, rules.forbidden_ids, rules.token_rules)
     if not ON_JAX:
         logits.set_shape((None, expected, size))
     # bfloat16 has 8 significant bits: a sum of log-probabilities needs more.
     return tf.cast(logits, tf.float32), cache
+
+
+def check_ids(size, start_id, end_id, forbidden_ids, token_rules):
+    """Raises ValueError for an id of an argument that the logits do not have."""
+    if max(start_id, end_id, *forbidden_ids, token_rules.largest_id()) >= size:
+        raise ValueError(
+            "start_id, end_id, forbidden_ids and the ids of token_rules must be below the "
+            f"vocabulary size {size}. Received: start_id={start_id}, end_id={end_id}, "
+            f"forbidden_ids={forbidden_ids}, token_rules={token_rules}."
+        )
 
 
 def constrained_log_probs(logits, sequences, position, rules):

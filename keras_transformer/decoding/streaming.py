@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import unchanged_parents
 from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
-from keras_transformer.decoding.search import growing_shape
+from keras_transformer.decoding.search import check_ids, growing_shape
 from keras_transformer.decoding.token_rules import NO_RULES
 
 SHORTEST_PROMPT = 16  # tokens to which XLA's prompts are padded
@@ -206,6 +206,7 @@ class Streamer:
         """
         parents = unchanged_parents(1, 1)
         logits, cache = self._step(token_id[None, None], parents, position, cache)
+        check_ids(logits.shape[-1], 0, self._end_id or 0, self._forbidden_ids, self._rules)
         logits, last_resort = tf.cast(logits, tf.float32), None
         if self._rules.change_scores:
             seen, last_resort = position + 1, self._end_id

@@ -127,8 +127,9 @@ class Generator(ServedModel):
                 damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        config = folder.settings()
-        context = config.get("context")
+        config = folder.settings("context")
+        context = config["context"]
+        check_integer("context", context, 2)
         model = folder.model(dtype, weights)
         check_language_model(model)
         if isinstance(model, TransformerXLModel):

@@ -68,8 +68,11 @@ class RunFolder:
         if not self.config_file.exists():
             raise ValueError(f"{self.path} holds no run: there is no {self.config_file.name}.")
 
-    def settings(self):
+    def settings(self, *needed):
         """The settings of the run, a dictionary.
+
+        Args:
+            *needed: names of settings without which the file is damaged.
 
         Raises:
             ValueError: if the folder does not hold a run, or the file is damaged.
@@ -82,6 +85,9 @@ class RunFolder:
             raise DamagedFile(f"{self.config_file} is damaged: {error}; {advice}") from None
         if not isinstance(content, dict):
             raise DamagedFile(f"{self.config_file} is damaged: it holds no settings; {advice}")
+        if missing := [name for name in needed if name not in content]:
+            names = ", ".join(missing)
+            raise DamagedFile(f"{self.config_file} is damaged: it does not say {names}; {advice}")
         is_of_0_2 = not {"checksum", "target_tokenizer"} & content.keys()
         checksum = content.pop("checksum", None)
         self.is_edited = not is_of_0_2 and checksum != checksum_of(content)

@@ -110,7 +110,9 @@ class SamplingSettings:
                     f"start_id must not be {PAD_ID}, padding, nor {END_ID}, which ends a text. "
                     f"Received: start_id={self.start_id}."
                 )
-        object.__setattr__(self, "end_ids", tuple(self.end_ids))  # a list, from JSON
+        if not isinstance(self.end_ids, (list, tuple)):  # a list, from JSON
+            raise ValueError(f"end_ids must be a tuple of ids. Received: end_ids={self.end_ids!r}.")
+        object.__setattr__(self, "end_ids", tuple(self.end_ids))
         for end_id in self.end_ids:
             check_integer("end_ids", end_id, 0)
         self.token_rules.check_ends("end_ids", self.end_ids)

@@ -12,6 +12,7 @@ from keras_transformer.files import atomic_path
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import loss_tracker
+from keras_transformer.training.step_state import batches_taken
 
 
 class LateLogs(keras.callbacks.CallbackList):
@@ -70,7 +71,7 @@ class StopOnNonFiniteLoss(keras.callbacks.Callback):
     async_safe = True
 
     def on_epoch_begin(self, epoch, logs=None):
-        self._steps_before = int(self.model.optimizer.iterations.numpy())
+        self._steps_before = batches_taken(self.model)
 
     def on_train_batch_end(self, batch, logs=None):
         loss = float(logs["loss"])

@@ -29,7 +29,7 @@ from keras_transformer.training.distribution import (
     has_workers,
     this_worker,
 )
-from keras_transformer.training.step_state import carried_variables
+from keras_transformer.training.step_state import batches_taken, carried_variables
 
 STEPS_BETWEEN_STOP_CHECKS = 10  # how often workers ask each other whether one must stop
 
@@ -80,6 +80,11 @@ class Checkpoints(keras.callbacks.Callback):
                 "only the chief writes. Train on one worker, with as many replicas as you like. "
                 f"Received: {this_worker(model.distribute_strategy).count} workers."
             )
+        if every % (at_once := model.steps_per_execution):
+            raise ValueError(
+                f"every must be a multiple of the model's steps_per_execution, {at_once}, because "
+                f"training can be saved only between executions. Received: every={every}."
+            )
         self.every = every
         self.notes, self.log_files = {}, []
         if isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer):
@@ -103,7 +108,6 @@ class Checkpoints(keras.callbacks.Callback):
             carried=carried_variables(model),
             loss_scale=[] if loss_scale is None else loss_scale.variables,
         )
-        self._skipped = None if loss_scale is None else loss_scale.skipped
         self._shared = [*weights, *optimizer, *averages]
         learned = {id(v) for v in [*model.trainable_variables, *optimizer, *averages]}
         self._learned = [name for name, v in self._variables.items() if id(v) in learned]
@@ -238,9 +242,7 @@ class Checkpoints(keras.callbacks.Callback):
             self._start_saving()
 
     def _step(self):
-        # A batch that float16 skipped counts, because data is a function of the step.
-        skipped = 0 if self._skipped is None else int(self._skipped.numpy())
-        return int(self._optimizer.iterations.numpy()) + skipped
+        return batches_taken(self._model)
 
     def _superseded(self, step):
         earlier = [number for number in files.steps_in(self._directory) if number < step]

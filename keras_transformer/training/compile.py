@@ -135,6 +135,7 @@ class CompileMixin:
 
         average = objective = loss_scale = None
         if ema_momentum is not None:
+            check_widths(self.trainable_variables)
             average = MovingAverage(self.trainable_variables, ema_momentum)
         if scales_loss:
             warn_of_float16_on_cpus()
@@ -187,8 +188,8 @@ class CompileMixin:
         super().save_own_variables(store)
         average = self._step.average
         if average is not None and average.has_begun:
-            for index, value in enumerate(average.values):
-                store[f"{_AVERAGE}{index}"] = value
+            for name, value in zip(self._names_of_averages(), average.values, strict=True):
+                store[name] = value
 
     def load_own_variables(self, store):
         names = [*store.keys()]
@@ -196,7 +197,20 @@ class CompileMixin:
         super().load_own_variables(others)
         average = self._step.average
         if average is not None and len(others) < len(names):
-            average.assign([store[f"{_AVERAGE}{index}"] for index in range(len(average.values))])
+            wanted = self._names_of_averages()
+            if missing := sorted(set(wanted) - set(names)):
+                raise ValueError(
+                    "The saved model has no moving average of weights that were not trained, and "
+                    "now are. Freeze them, or save with them unfrozen. Received: "
+                    f"averages of {len(names) - len(others)} weights, without {len(missing)} of "
+                    f"the {len(wanted)} to train."
+                )
+            average.assign([store[name] for name in wanted])
+
+    def _names_of_averages(self):
+        """By the weights' places in the model: layers may be frozen before it is saved."""
+        places = {id(weight): place for place, weight in enumerate(self.weights)}
+        return [f"{_AVERAGE}{places[id(weight)]}" for weight in self._step.average.weights]
 
     def make_train_function(self, force=False):
         if self._step.average is not None:
@@ -205,11 +219,20 @@ class CompileMixin:
 
     def swap_averaged_weights(self):
         """Exchanges the weights with their moving average; a second call changes them back."""
-        if self._step.average is None:
+        if self._step.average is None or not self._step.average.values:
             raise ValueError(
                 "There is no moving average of the weights. Compile with e.g. ema_momentum=0.999."
             )
         self._step.average.swap()
+
+
+def check_widths(weights):
+    """Raises for weights so narrow that a moving average of them would lose all small changes."""
+    if narrow := sorted({v.dtype for v in weights} & {"bfloat16", "float16"}):
+        raise ValueError(
+            "ema_momentum needs weights in float32, such as mixed_bfloat16 has. "
+            f"Received: weights in {', '.join(narrow)}."
+        )
 
 
 def is_wrapped(optimizer):

@@ -36,11 +36,11 @@ class FitMixin:
     ):
         _check_compiled(self, "fit")
         check_class_weight(self._step.loss, class_weight)
-        _check_sharding(x, self.distribute_strategy)
+        x = _divided_by_examples(x, self.distribute_strategy)
         if validation_data is not None:
             is_tuple = isinstance(validation_data, (list, tuple))
             first = validation_data[0] if is_tuple else validation_data
-            _check_sharding(first, self.distribute_strategy)
+            first = _divided_by_examples(first, self.distribute_strategy)
             rest = validation_data[1:2] if is_tuple else ()
             first = untuned(with_checked_ids(self, self._step.loss, first, *rest))
             validation_data = validation_data if is_tuple else first
@@ -81,7 +81,7 @@ class FitMixin:
         **settings,  # with which Keras validates
     ):
         _check_compiled(self, "evaluate")
-        _check_sharding(x, self.distribute_strategy)
+        x = _divided_by_examples(x, self.distribute_strategy)
         # Within `fit`, Keras takes its own iterator of the data that `fit` has checked.
         is_checked = settings.get("_use_cached_eval_dataset", False)
         loss = self._step.loss
@@ -161,15 +161,17 @@ def _check_one_replica(model, method):
         )
 
 
-def _check_sharding(data, strategy):
-    """Raises for data that several workers could not divide among themselves.
+def _divided_by_examples(data, strategy):
+    """The data, of which several workers take each their examples of every batch.
+
+    TensorFlow's AUTO would give each worker files of its own, and other batches than one device's.
 
     Raises:
-        ValueError: with several workers, unless the data is a `tf.data.Dataset` that is sharded
+        ValueError: with several workers, unless the data is a `tf.data.Dataset` that may be divided
             by examples and has the same order on all workers.
     """
     if not has_workers(strategy) or isinstance(data, tf.distribute.DistributedDataset):
-        return
+        return data
     if not isinstance(data, tf.data.Dataset):
         raise ValueError(
             "With several workers the data must be a tf.data.Dataset, which TensorFlow divides "
@@ -189,3 +191,6 @@ def _check_sharding(data, strategy):
             "shuffle(..., seed=1), or keras.utils.set_random_seed(1) before. "
             "Received: a shuffle without a seed."
         )
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = sharding.DATA
+    return data.with_options(options)

@@ -19,7 +19,12 @@ class TokenMetric(keras.metrics.Metric):
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         weights = token_weights(y_true, self.pad_id, sample_weight)
-        self.add_sums(ops.sum(self.values(y_true, y_pred) * weights), ops.sum(weights))
+        values = self.values(self.with_choices(y_true), y_pred)
+        self.add_sums(ops.sum(values * weights), ops.sum(weights))
+
+    def with_choices(self, labels):
+        """The labels with 0 for padding, whose id may be none of the vocabulary's."""
+        return ops.where(ops.equal(labels, self.pad_id), 0, labels)
 
     def add_sums(self, total, tokens):
         """Adds sums computed elsewhere, both scalars."""

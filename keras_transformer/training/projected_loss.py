@@ -69,7 +69,9 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         highest = tf.reduce_max(logits, axis=-1)
         # The highest probability is 1 / sum(exp(logits - highest)).
         normaliser = highest - tf.math.log(tf.reduce_max(probabilities, axis=-1))
-        chosen = tf.gather(logits, y, batch_dims=1)
+        # Labels outside of the vocabulary show as NaN; on GPUs `gather` gives 0 for them.
+        is_inside = (y >= 0) & (y < vocabulary)
+        chosen = tf.where(is_inside, tf.gather(logits, y, batch_dims=1), float("nan"))
         mean = tf.reduce_sum(tf.cast(h, tf.float32) * table_sum, axis=-1) / vocabulary
         smoothed = (1 - label_smoothing) * chosen + label_smoothing * mean
         chunk = TokenSums(

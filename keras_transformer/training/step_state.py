@@ -26,18 +26,18 @@ EXPONENT = 0x7F800000  # the exponent bits of a float32
 class MovingAverage:
     """Follows weights: after each step, average = momentum * average + (1 - momentum) * weight.
 
-    `values` are the averages, Keras variables that start at the weights' values before the first
-    step, which may have been loaded after `compile`.
+    `values` are the averages of `weights`, Keras variables that start at the weights' values before
+    the first step, which may have been loaded after `compile`.
     """
 
     def __init__(self, weights, momentum):
-        self._weights, self._momentum = weights, momentum
+        self.weights, self._momentum = weights, momentum
         self.values, self.has_begun = list(map(_copy_of, weights)), False
 
     def begin(self):
         """Copies the weights, once."""
         if not self.has_begun:
-            self.assign([ops.copy(weight.value) for weight in self._weights])
+            self.assign([ops.copy(weight.value) for weight in self.weights])
 
     def assign(self, values):
         """Sets all averages."""
@@ -47,7 +47,7 @@ class MovingAverage:
 
     def update(self):
         """Moves the averages towards the weights."""
-        for weight, average in zip(self._weights, self.values, strict=True):
+        for weight, average in zip(self.weights, self.values, strict=True):
             change = (1 - self._momentum) * (weight.value - average.value)
             if ON_TENSORFLOW:
                 average.value.assign_add(change)  # in place; Keras would write a sum first
@@ -57,7 +57,7 @@ class MovingAverage:
     def swap(self):
         """Exchanges the weights with their averages."""
         self.begin()
-        for weight, average in zip(self._weights, self.values, strict=True):
+        for weight, average in zip(self.weights, self.values, strict=True):
             kept = ops.copy(weight.value)
             weight.assign(average.value)
             average.assign(kept)
@@ -107,6 +107,13 @@ class DropoutSeeds:
                 part = place * worker.count + worker.index  # TensorFlow deals parts in turn
                 counter = copy.numpy()[1]
                 copy.assign(tf.constant([first + part * SEED_STRIDE, counter], copy.dtype))
+
+
+def batches_taken(model):
+    """The number of batches so far, also of those that float16 skipped."""
+    loss_scale = model._step.loss_scale if hasattr(model, "_step") else None
+    skipped = 0 if loss_scale is None else int(loss_scale.skipped.numpy())
+    return int(model.optimizer.iterations.numpy()) + skipped
 
 
 def carried_variables(model):

@@ -216,7 +216,7 @@ def is_token_sum(metric, loss):
 
 def _metric_sums(metric, labels, outputs):
     real = token_weights(labels, metric.pad_id)  # Keras does not weigh it by `sample_weight`
-    total = tf.reduce_sum(metric.values(labels, outputs) * real)
+    total = tf.reduce_sum(metric.values(metric.with_choices(labels), outputs) * real)
     return total, tf.reduce_sum(real)
 
 

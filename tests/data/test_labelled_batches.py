@@ -12,6 +12,7 @@ from keras_transformer.data.labelled_text import (
     read_labelled_dataset,
     read_labelled_folder,
     read_labelled_tsv,
+    text_of,
 )
 from keras_transformer.tokenizers import train_sentencepiece
 
@@ -218,6 +219,8 @@ def test_a_held_out_part_is_drawn_with_the_seed(text):
         (lambda: labelled([], []), "Received: 0 texts"),
         (lambda: labelled(["a"], [("x",)]), r"Received: 1 texts, labels \['x'\]"),
         (lambda: labelled(["a"], [("z",)], ["x", "y"]), r"Received: \['z'\]"),
+        (lambda: labelled(["a", "b"], ["pos", "neg"]), "must be a tuple.* Received: 'pos'"),
+        (lambda: labelled(["a", "b", "c"], [("x",), ("y",)]), "Received: 3 texts, labels of 2"),
         (lambda: hold_out(labelled(TEXTS, LABELS), 37, 1), "hold_out=37 of 37 examples"),
     ],
 )
@@ -270,3 +273,8 @@ def test_numbers_that_do_not_fit_their_texts_are_refused(tokenizer):
     for numbers in ([[1.0], [np.nan]], [1.0, 2.0], [[3.0]]):
         with pytest.raises(ValueError, match="without names, columns of finite numbers"):
             LabelledBatches([[4], [5]], numbers, [])
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path):
+    (tmp_path / "text.txt").write_bytes("\ufeffgut\r\n".encode())
+    assert text_of(tmp_path / "text.txt") == "gut\n"

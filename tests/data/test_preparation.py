@@ -24,7 +24,13 @@ from keras_transformer.data import (
     tokenize,
 )
 from keras_transformer.data.preparation import HELD_OUT
-from keras_transformer.tokenizers import SymbolTokenizer, WordPieceTokenizer, train_sentencepiece
+from keras_transformer.tokenizers import (
+    BytePairTokenizer,
+    SymbolTokenizer,
+    WordPieceTokenizer,
+    train_byte_pairs,
+    train_sentencepiece,
+)
 
 from . import dying_work
 
@@ -560,3 +566,55 @@ def test_labels_come_from_folders_and_tables_and_may_be_numbers(tmp_path):
         list(LabelledStream(tmp_path / "numbers.tsv", names=["a", "b"]).blocks())
     with pytest.raises(ValueError, match="Give one kind of text"):
         LabelledStream()
+
+
+def test_a_tokenizer_that_would_be_another_there_is_refused(pairs, tmp_path):
+    stream = written(tmp_path / "in", pairs)
+    pieces = train_sentencepiece([source for source, _ in pairs], 290)
+    with pytest.raises(ValueError, match="Received: prefix='summarize: ', language=None"):
+        prepare(tmp_path / "out", stream, pieces.with_prefix("summarize: "))
+    learned = train_byte_pairs(["a b"], 261)
+    pieces = {piece: place for place, piece in enumerate(learned.pieces(range(4, 261)))}
+    letters = BytePairTokenizer(pieces, learned.merges)
+    with pytest.raises(ValueError, match="first_id=4"):
+        prepare(tmp_path / "out", stream, letters)
+    assert not (tmp_path / "out").exists()
+
+
+def test_equal_documents_are_equal_whatever_follows_them(tmp_path):
+    (tmp_path / "a.txt").write_text("The same\ntext.\n\nAnother.\n")
+    (tmp_path / "b.txt").write_bytes(b"A third.\n\n\nThe same\r\ntext.\n")
+    folder = prepare(
+        tmp_path / "out", DocumentStream(str(tmp_path / "*.txt")), SymbolTokenizer(), distinct=True
+    )
+    assert dict(folder.manifest["counts"])["duplicates"] == 1 and len(folder.columns["text"]) == 3
+
+
+def test_texts_that_are_their_own_labels_are_not_duplicates(tmp_path):
+    words = [f"{first}{last}" for first in "abcdefghijklmno" for last in "abcdefghijklmno"]
+    lines = [f"{word}\t{word}\n" for word in [*words, *words[:5]]]
+    (tmp_path / "classes.tsv").write_text("".join(lines))
+    folder = prepare(
+        tmp_path / "out", LabelledStream(tmp_path / "classes.tsv"), SymbolTokenizer(), distinct=True
+    )
+    assert dict(folder.manifest["counts"])["duplicates"] == 5
+
+
+def test_texts_of_one_label_are_counted_and_their_file_is_named(tmp_path):
+    (tmp_path / "one.tsv").write_text("good\tpos\n" * 7)
+    with pytest.raises(ValueError, match=r"one\.tsv with 7 texts, labels \['pos'\]"):
+        LabelledStream(tmp_path / "one.tsv")
+
+
+def test_lists_beside_labelled_folders_are_no_documents(tmp_path):
+    for name in ("pos/1.txt", "neg/1.txt", "unsup/1.txt", "urls_pos.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    [block] = DocumentStream(tmp_path).blocks()
+    assert block.columns() == [read_documents(tmp_path)]
+    assert sorted(block.columns()[0]) == ["neg/1.txt", "pos/1.txt", "unsup/1.txt"]
+
+
+def test_as_many_pieces_are_told_as_the_documents_allow(tmp_path):
+    folder = prepared_documents(tmp_path, "documents", vocabulary_size=5000, processes=1)
+    assert folder.vocabulary_size == folder.tokenizer().vocabulary_size < 5000

@@ -107,3 +107,10 @@ def test_padded_rows_and_other_mistakes_are_refused():
         PretrainingBatches([[[5], [99]], [[5], [6]]], WORDS)
     with pytest.raises(ValueError, match="at least one text"):
         LabelledBatches([], np.zeros((0, 2)), names)
+
+
+def test_one_string_is_not_taken_for_its_letters():
+    with pytest.raises(ValueError, match=r"sequence of strings\. Received: one, 'to be'"):
+        tokenize("to be", SymbolTokenizer())
+    with pytest.raises(ValueError, match="documents must be sequences of strings"):
+        tokenize_documents(["a b", "c"], SymbolTokenizer())

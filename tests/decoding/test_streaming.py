@@ -189,3 +189,13 @@ def test_prompts_of_a_full_cache_are_padded_to_few_lengths(kind):
         assert [*compiled(prompt, **drawing)] == [*growing(prompt, **drawing)], length
     # The last text begins again, with its newest 20 tokens.
     assert lengths == [16, 32, 40, 32]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [{"suppress_tokens": (11,)}, {"bad_words_ids": ((4, 99),)}, {"forced_bos_token_id": 11}],
+    ids=str,
+)
+def test_ids_that_the_model_lacks_are_refused(model, rules):
+    with pytest.raises(ValueError, match="must be below the vocabulary size 11"):
+        write(model, [4], 3, 8, token_rules=TokenRules(**rules), end_id=END)

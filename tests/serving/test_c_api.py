@@ -66,7 +66,7 @@ def test_a_copied_model_answers_many_requests_in_one_process(exported, tmp_path)
             "The inputs of serving_default are text. Received: words.",
             "lists nested 1 deep. Received: 'a dog'",
             "lists nested 1 deep. Received: [['a dog']]",
-            "text must be a list of strings: expected str, bytes or os.PathLike object, not int",
+            "text must be a list of strings: expected a string. Received: ",
             "same number of rows",
             "the same length",
             "A request is a JSON object. Received: ['a dog']",

@@ -313,3 +313,12 @@ def test_cutoff_is_refused_where_it_would_cut_control_symbols():
     experiment = ClassificationExperiment(ClassificationConfig(tsv="none.tsv", cutoff=0.1))
     with pytest.raises(ValueError, match=r"--cutoff 0.1, a control symbol with the id 8\."):
         experiment.compiled_model(WordPieceTokenizer(pieces), None)
+
+
+def test_losses_are_kept_for_a_process_that_goes_on_with_patience():
+    stop = StopWithoutProgress(0)
+    stop.set_model(types.SimpleNamespace(stop_training=False))
+    for epoch, loss in enumerate([1.0, 2.0, 3.0]):
+        stop.on_epoch_end(epoch, {"val_loss": loss})
+    assert not stop.model.stop_training and not stop.is_due(3)
+    assert StopWithoutProgress(2, stop.saved_state).is_due(3)

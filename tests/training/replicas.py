@@ -9,6 +9,7 @@ it is one of several workers. Writes FOLDER/<index of the worker>.npz.
 import gc
 import pathlib
 import sys
+import tempfile
 
 import keras
 import numpy as np
@@ -97,6 +98,22 @@ def buckets():
     return dataset.bucket_by_sequence_length(length, [2], [9, 4])
 
 
+def in_files():
+    """Batches of the lines of two files, which TensorFlow's AUTO would divide by files."""
+    pairs = np.concatenate(rows(16, np.arange(16) % 8 < 5), axis=1)
+    lines = [" ".join(map(str, pair)) for pair in pairs]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder, name) for name in ("a.txt", "b.txt")]
+        for path, part in zip(paths, (lines[:8], lines[8:]), strict=True):
+            path.write_text("\n".join(part))
+
+        def parsed(line):
+            numbers = tf.strings.to_number(tf.strings.split(line), tf.int32)
+            return tf.unstack(tf.reshape(numbers, [2, TARGET]))
+
+        yield tf.data.TextLineDataset(list(map(str, paths))).map(parsed).batch(4)
+
+
 class BatchLogs(keras.callbacks.Callback):
     def __init__(self):
         super().__init__()
@@ -180,6 +197,8 @@ def trainings(strategy):
     yield "packs", train(strategy, uneven, 3, sgd, **everything)
     train_step.PACK_BYTES = usual
     yield "buckets", train(strategy, buckets(), 2, sgd, clip_norm=0.25)
+    for dataset in in_files():
+        yield "files", train(strategy, dataset, 3, sgd)
     with strategy.scope():
         loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
     yield (

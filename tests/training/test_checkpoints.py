@@ -350,3 +350,10 @@ def test_numbers_below_one_and_models_not_compiled_are_refused(tmp_path):
             Checkpoints(tmp_path, compiled(), **settings)
     with pytest.raises(ValueError, match=r"Compile the model before"):
         Checkpoints(tmp_path, language_model())
+
+
+def test_checkpoints_that_would_never_be_due_are_refused(tmp_path):
+    model = compiled(language_model(), steps_per_execution=8)
+    with pytest.raises(ValueError, match="multiple of the model's steps_per_execution, 8"):
+        Checkpoints(tmp_path, model, every=999)
+    Checkpoints(tmp_path, model, every=16)

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.training import Adam, Model, TokenCrossentropy
+from keras_transformer.training.callbacks import StopOnNonFiniteLoss
+from keras_transformer.training.step_state import batches_taken
 
 from .conftest import (
     IDS,
@@ -209,3 +211,16 @@ def test_the_factor_of_a_sum_is_a_power_of_two(labels, factor):
     from keras_transformer.training.step_state import LossScale
 
     assert float(LossScale().factor(labels)) == factor
+
+
+def test_the_step_of_a_loss_that_is_not_finite_counts_skipped_batches():
+    model = in_float16()
+    set_scale(model, 2.0**30)
+    model.fit(IDS, LABELS, epochs=3, verbose=0)
+    steps, skipped = int(model.optimizer.iterations), scale(model)[1]
+    assert skipped > 0 and batches_taken(model) == 3 == steps + skipped
+    stop = StopOnNonFiniteLoss()
+    stop.set_model(model)
+    stop.on_epoch_begin(3)
+    with pytest.raises(FloatingPointError, match="at step 4"):
+        stop.on_train_batch_end(0, {"loss": float("nan")})

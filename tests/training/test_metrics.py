@@ -60,3 +60,12 @@ def test_config_round_trip_keeps_name_and_padding():
         config = keras.saving.serialize_keras_object(metric)
         restored = keras.saving.deserialize_keras_object(config)
         assert (type(restored), restored.name, restored.pad_id) == (kind, "mine", 3)
+
+
+@pytest.mark.parametrize("kind", [Perplexity, TokenAccuracy])
+def test_padding_may_be_an_id_that_the_vocabulary_lacks(kind):
+    labels, logits = np.array([[1, -100, 2]]), np.random.default_rng(3).normal(size=(1, 3, 4))
+    metric, short = kind(pad_id=-100), kind(pad_id=-100)
+    metric.update_state(labels, logits)
+    short.update_state(labels[:, [0, 2]], logits[:, [0, 2]])
+    assert float(metric.result()) == pytest.approx(float(short.result()), rel=1e-6)

@@ -158,6 +158,42 @@ def test_a_last_layer_of_its_own_call_or_dtype_gives_the_loss_of_its_outputs():
             assert model.train_on_batch(IDS, LABELS) == pytest.approx(expected, rel=1e-6)
 
 
+def three_layers():
+    inputs = keras.Input((2,))
+    x = keras.layers.Dense(2)(keras.layers.Dense(2)(inputs))
+    model = Model(inputs, keras.layers.Dense(2)(x))
+    model.compile(keras.optimizers.SGD(0.5), "mse", ema_momentum=0.5)
+    return model
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_an_average_is_that_of_its_weight_though_a_layer_is_frozen_meanwhile(frozen, tmp_path):
+    model = three_layers()
+    model.fit(np.eye(2), np.ones((2, 2)), epochs=3, verbose=0)
+    model.layers[1 + frozen].trainable = False
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    model.swap_averaged_weights()
+    again.swap_averaged_weights()
+    assert len(again.trainable_weights) == 4
+    assert_weights_equal(again, weights_of(model))
+
+
+def test_weights_without_a_saved_average_are_told(tmp_path):
+    model = three_layers()
+    model.layers[2].trainable = False
+    model.compile("sgd", "mse", ema_momentum=0.5)
+    model.fit(np.eye(2), np.ones((2, 2)), verbose=0)
+    model.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="averages of 4 weights, without 2 of the 6 to train"):
+        three_layers().load_weights(tmp_path / "model.weights.h5")
+    model.trainable = False
+    model.compile("sgd", "mse", ema_momentum=0.5)
+    with pytest.raises(ValueError, match="There is no moving average"):
+        model.swap_averaged_weights()
+
+
 @needs_tensorflow
 def test_compile_adds_no_layers_and_no_weights():
     model = language_model()
@@ -194,6 +230,7 @@ def test_training_without_a_loss_is_refused():
         ({"unbuilt": True, "ema_momentum": 0.5}, "Build the model before compile"),
         ({"norm": True, "accumulation_steps": 2}, "BatchNormalization would see a part"),
         ({"dtype": "float16"}, "Use the mixed_float16 policy"),
+        ({"dtype": "bfloat16", "ema_momentum": 0.5}, "Received: weights in bfloat16"),
     ],
 )
 def test_the_steps_of_tensorflow_and_jax_refuse_the_same(settings, message):

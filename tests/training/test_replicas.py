@@ -76,8 +76,8 @@ def test_the_arrangement_is_the_one_meant(results, name):
 @pytest.mark.parametrize("name", SEVERAL)
 @pytest.mark.parametrize(
     "case",
-    ["plain", "empty share", "everything", "packs", "buckets", "keras loss and metric", "penalties"]
-    + ["penalties of tokens", "lora", "two views"],
+    ["plain", "empty share", "everything", "packs", "buckets", "files", "keras loss and metric"]
+    + ["penalties", "penalties of tokens", "lora", "two views"],
 )
 def test_replicas_equal_one_device(results, name, case):
     """Weights, averages, logs of batches and epochs, validation and evaluation."""

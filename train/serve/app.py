@@ -47,8 +47,10 @@ def _refuse(request, error):
             return refuse(404, error.args[0])
         case tf.errors.ResourceExhaustedError():
             return refuse(503, error.message)
-        case tf.errors.OpError():
+        case tf.errors.InvalidArgumentError() | tf.errors.OutOfRangeError():
             return refuse(400, error.message)
+        case tf.errors.OpError():  # of the server, not of the request
+            return refuse(500, error.message)
         case HTTPException(status_code=404 | 405) if request.url.path.startswith("/v1/"):
             return refuse(400, f"Malformed request: {request.method} {request.url.path}")
         case HTTPException():

@@ -14,6 +14,7 @@ from keras_transformer.serving.publishing.c_api import (
     NUMBERS,
     STRING,
     flatten,
+    pack,
     shape_of,
     shorten,
     to_bytes,
@@ -47,7 +48,8 @@ def read_request(body, signatures):
     request = read_json(body)
     if not isinstance(request, dict):
         raise ValueError(f"A request is a JSON object. Received: {shorten(request)}.")
-    name = request.get("signature_name") or "serving_default"
+    name = request.get("signature_name")
+    name = "serving_default" if name in (None, "") else name
     if not isinstance(name, str) or name not in signatures:
         raise ValueError(f"The signatures are {', '.join(signatures)}. Received: {shorten(name)}.")
     if (ROWS in request) == (COLUMNS in request):
@@ -119,7 +121,7 @@ def _array(key, nested, info):
             array[:] = [to_bytes(value) for value in values]
         else:
             code, _ = NUMBERS[info["dtype"]]
-            array = np.frombuffer(struct.pack(f"<{len(values)}{code}", *values), f"<{code}")
+            array = np.frombuffer(pack(values, code), f"<{code}")
         return array.reshape(shape)
     except (ValueError, TypeError, KeyError, OverflowError, struct.error) as error:
         kind = DTYPES.get(info["dtype"], "values")

@@ -88,17 +88,16 @@ class Models:
         found = self._found()
         for name in found.keys() | self._served.keys():
             paths = found.get(name, {})
-            wanted = sorted(paths, reverse=True)[: self.num_versions]
-            old = self._served.get(name, {})
+            old, loaded = self._served.get(name, {}), {}
             states = self._states.setdefault(name, {})
-            loaded = {number: old[number] for number in wanted if number in old}
-            for number in wanted:
-                if number not in loaded and (model := self._load(name, number, paths[number])):
+            for number in sorted(paths, reverse=True):
+                # In place of a version that cannot be loaded goes the next older one.
+                model = old.get(number) or self._load(name, number, paths[number])
+                if model:
                     loaded[number] = model
+                if len(loaded) == self.num_versions:
+                    break
             # Nothing ends before its successor answers.
-            if len(loaded) < len(wanted):
-                older = sorted((n for n in old if n in paths and n not in loaded), reverse=True)
-                loaded |= {n: old[n] for n in older[: len(wanted) - len(loaded)]}
             self._served = {**self._served, name: loaded}
             for number in old.keys() - loaded.keys():
                 states[number] = (END, "")
@@ -138,11 +137,12 @@ class Models:
         return found
 
     def _load(self, name, number, path):
-        found = fingerprint(path)
-        if self._failed.get(path) == found:
-            return None
-        self._states[name][number] = (LOADING, "")
+        found = None
         try:
+            found = fingerprint(path)
+            if self._failed.get(path) == found:
+                return None
+            self._states[name][number] = (LOADING, "")
             model = SavedModel(name, number, path)
         except Exception as error:  # whatever is in the folder, the others keep running
             self._states[name][number] = (END, f"{error}"[:1000] or type(error).__name__)

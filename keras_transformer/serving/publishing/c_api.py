@@ -250,8 +250,7 @@ class Session:
         values = flatten(nested, len(shape))
         sizes = (C.c_int64 * len(shape))(*shape)
         if info["dtype"] != STRING:
-            code, _ = NUMBERS[info["dtype"]]
-            data = struct.pack(f"<{len(values)}{code}", *values)
+            data = pack(values, NUMBERS[info["dtype"]][0])
             tensor = self.lib.TF_AllocateTensor(info["dtype"], sizes, len(shape), len(data))
             C.memmove(self.lib.TF_TensorData(tensor), data, len(data))
             return tensor
@@ -380,10 +379,20 @@ def nest(values, shape):
     return [nest(values[row * size : (row + 1) * size], shape[1:]) for row in range(shape[0])]
 
 
+def pack(values, code):
+    """The bytes of numbers of a type of `struct`. TypeError for true or false among numbers."""
+    for value in values:
+        if isinstance(value, bool) != (code == "?"):
+            raise TypeError(f"{shorten(value)} is {'no' if code == '?' else 'a'} boolean")
+    return struct.pack(f"<{len(values)}{code}", *values)
+
+
 def to_bytes(value):
-    """The bytes of a JSON string, or of {"b64": "..."}."""
+    """The bytes of a JSON string, in UTF-8, or of {"b64": "..."}."""
+    if isinstance(value, str):
+        return value.encode()
     if not isinstance(value, dict):
-        return os.fsencode(value)
+        raise TypeError(f"expected a string. Received: {shorten(value)}.")
     if value.keys() != {"b64"}:
         raise ValueError(f'Bytes must be written as {{"b64": "..."}}. Received: {shorten(value)}.')
     return base64.b64decode(value["b64"], validate=True)

@@ -70,6 +70,15 @@ def b64(text):
             {"inputs": {"tag": TAGS, "signal": [[2**31]], "sensor": SENSORS}},
             "The input signal must be a list of int32",
         ),
+        (
+            {"inputs": {"tag": TAGS, "signal": [[1, True]], "sensor": SENSORS}},
+            "The input signal must be a list of int32: True is a boolean",
+        ),
+        (
+            {"inputs": {"tag": ["\udcff"], "signal": [[1]], "sensor": SENSORS}},
+            "The input tag must be a list of strings: .*surrogates not allowed",
+        ),
+        ({"signature_name": False, "inputs": {}}, "The signatures are .* Received: False"),
     ],
 )
 def test_a_mistake_is_explained(request_, message):
@@ -98,3 +107,9 @@ def test_rows_are_refused_where_outputs_have_none():
         write_answer({"a": np.zeros(2), "b": np.zeros(3)}, ROWS)
     with pytest.raises(ValueError, match="do not share a number of rows"):
         write_answer({"a": np.float32(2)}, ROWS)
+
+
+def test_text_is_read_as_utf8_in_every_locale(monkeypatch):
+    monkeypatch.setattr("os.fsencode", lambda text: text.encode("latin-1"))
+    _, inputs, _ = read_request(b'{"signature_name": "one", "inputs": ["K\xc3\xb6ln"]}', SIGNATURES)
+    assert inputs["image_bytes"].tolist() == ["Köln".encode()]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from train.serve import versions
 from train.serve.versions import Models
 
 
@@ -122,3 +123,36 @@ def test_what_is_no_version_is_not_served(folder):
     shutil.rmtree(folder / "times")
     models.update()
     assert models.names() == [] and states(models) == [("1", "END")]
+
+
+@pytest.mark.parametrize("good", ["1", "2"])
+def test_in_place_of_a_damaged_version_the_next_older_one_is_served(folder, good):
+    """Also at the start, and where the older one is as new to the server."""
+    models = Models(folder) if good == "2" else None
+    publish(folder, "2", 7.0)
+    publish(folder, "3", 11.0)
+    for version in {"2", "3"} - {good}:
+        (folder / "times" / version / "saved_model.pb").write_bytes(b"x")
+    if models is None:
+        models = Models(folder)
+    models.update()
+    assert product(models) == ([14.0, 21.0] if good == "2" else [10.0, 15.0])
+    assert ("3", "END") in states(models)
+
+
+def test_a_version_whose_files_cannot_be_seen_leaves_the_others_alone(folder, monkeypatch, caplog):
+    publish(folder, "2", 7.0)
+    seen = versions.fingerprint
+
+    def fingerprint(path):
+        if path.name == "2":
+            raise PermissionError(f"{path} may not be searched")
+        return seen(path)
+
+    monkeypatch.setattr(versions, "fingerprint", fingerprint)
+    models = Models(folder)
+    assert product(models) == [10.0, 15.0] and ("2", "END") in states(models)
+    assert "may not be searched" in caplog.text
+    monkeypatch.undo()
+    models.update()
+    assert product(models) == [14.0, 21.0]
