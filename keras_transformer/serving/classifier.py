@@ -221,7 +221,7 @@ class Classifier(ServedEncoder):
         names, multi_label = folder.labels()
         if not names:
             raise ValueError(f"{run} predicts numbers. Load it as a serving.Regressor.")
-        max_length = folder.settings("max_length")["max_length"]
+        max_length = folder.settings(["max_length"])["max_length"]
         return cls(folder.model(dtype, weights), folder.tokenizer(), names, max_length, multi_label)
 
     def __call__(self, texts):
@@ -338,7 +338,7 @@ class Regressor(ServedEncoder):
         names, _ = folder.labels()
         if names:
             raise ValueError(f"{run} has labels with names. Load it as a serving.Classifier.")
-        max_length = folder.settings("max_length")["max_length"]
+        max_length = folder.settings(["max_length"])["max_length"]
         return cls(folder.model(dtype, weights), folder.tokenizer(), max_length)
 
     def __call__(self, texts):

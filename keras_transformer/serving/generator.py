@@ -127,7 +127,7 @@ class Generator(ServedModel):
                 damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        config = folder.settings("context")
+        config = folder.settings(["context"])
         context = config["context"]
         check_integer("context", context, 2)
         model = folder.model(dtype, weights)

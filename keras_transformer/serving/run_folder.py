@@ -68,11 +68,11 @@ class RunFolder:
         if not self.config_file.exists():
             raise ValueError(f"{self.path} holds no run: there is no {self.config_file.name}.")
 
-    def settings(self, *needed):
+    def settings(self, needed=()):
         """The settings of the run, a dictionary.
 
         Args:
-            *needed: names of settings without which the file is damaged.
+            needed: names of settings without which the file is damaged.
 
         Raises:
             ValueError: if the folder does not hold a run, or the file is damaged.

@@ -135,7 +135,7 @@ class Translator(ServedModel):
                 damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        config = folder.settings("num_beams", "length_penalty", "max_length")
+        config = folder.settings(["num_beams", "length_penalty", "max_length"])
         model = folder.model(dtype, weights)
         check_translation(model)
         num_beams = config["num_beams"] if num_beams is None else num_beams
