@@ -12,7 +12,6 @@ import random
 import re
 import string
 
-from keras_transformer.arguments import check_integer
 from keras_transformer.data.corpora import ParallelText
 
 from . import words
@@ -50,7 +49,11 @@ def demo_corpus(num_pairs: int, seed: int = 0) -> ParallelText:
         >>> len(set(pairs.sources)), len(set(pairs.targets))
         (3, 3)
     """
-    check_integer("num_pairs", num_pairs, 1, MAX_PAIRS)
+    if not 1 <= num_pairs <= MAX_PAIRS:
+        raise ValueError(
+            f"The demonstration corpus has 1 to {MAX_PAIRS} distinct pairs. "
+            f"Received: num_pairs={num_pairs}."
+        )
     draw = random.Random(seed)
     sources, targets = {}, {}  # dicts as ordered sets
     while len(sources) < num_pairs:

@@ -14,6 +14,7 @@ import time
 import urllib.request
 
 import pytest
+import tensorflow as tf
 
 from keras_transformer.serving import Translator
 from tests.serving.conftest import SENTENCES
@@ -435,3 +436,17 @@ def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tm
         said = capsys.readouterr().err
         assert caught.value.code == 2
         assert said.startswith("error: ") and message in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (tf.errors.InvalidArgumentError(None, None, "of the request"), 400),
+        (tf.errors.ResourceExhaustedError(None, None, "no memory"), 503),
+        (tf.errors.InternalError(None, None, "of the server"), 500),
+    ],
+)
+def test_a_fault_of_the_server_is_no_mistake_of_the_request(error, code):
+    from train.serve.app import _refuse
+
+    assert _refuse(None, error).status_code == code
