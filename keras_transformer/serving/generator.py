@@ -127,11 +127,11 @@ class Generator(ServedModel):
                 damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
+        model = folder.model(dtype, weights)
+        check_language_model(model)
         config = folder.settings(["context"])
         context = config["context"]
         check_integer("context", context, 2)
-        model = folder.model(dtype, weights)
-        check_language_model(model)
         if isinstance(model, TransformerXLModel):
             context += model.recurrence.memory_length
         settings = read_sampling(config.get("sampling"), context, token_rules)

@@ -156,10 +156,10 @@ class RunFolder:
                 "best" for those with the best score that was measured during training.
 
         Raises:
-            ValueError: if training has not finished, if no score was measured, or if the file is
-                damaged.
+            ValueError: if training has not finished, if no score was measured, or if the file or
+                the settings beside it are damaged.
         """
-        self.check()
+        self.settings()
         if weights not in WEIGHTS:
             raise ValueError(f"weights must be one of {', '.join(WEIGHTS)}. Received: {weights!r}.")
         if weights == "averaged":

@@ -135,9 +135,9 @@ class Translator(ServedModel):
                 damaged, or an argument is out of range.
         """
         folder = RunFolder(run)
-        config = folder.settings(["num_beams", "length_penalty", "max_length"])
         model = folder.model(dtype, weights)
         check_translation(model)
+        config = folder.settings(["num_beams", "length_penalty", "max_length"])
         num_beams = config["num_beams"] if num_beams is None else num_beams
         settings = SearchSettings(
             num_beams=num_beams,

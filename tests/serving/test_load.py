@@ -1,5 +1,6 @@
 """Finished runs in Python: loaded by the path of their folder, used, fine-tuned and published."""
 
+import json
 import random
 import shutil
 
@@ -100,6 +101,20 @@ def test_a_run_of_another_kind_is_refused(runs, run, kind):
     if run != kind:
         with pytest.raises(ValueError, match=r"must come from|holds no finished run"):
             KINDS[kind].load(runs / run)
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [("translation", "num_beams"), ("classification", "max_length"), ("writer", "context")],
+)
+def test_a_setting_that_a_run_lacks_is_named(runs, kind, missing, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(runs / kind, copy)
+    content = json.loads((copy / "config.json").read_text())
+    del content[missing]
+    (copy / "config.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"json is damaged: it does not say {missing};"):
+        KINDS[kind].load(copy)
 
 
 @pytest.mark.parametrize("kind", KINDS)

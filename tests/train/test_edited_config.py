@@ -10,7 +10,7 @@ import pytest
 
 from keras_transformer.data import ParallelText
 from keras_transformer.files import DamagedFile
-from keras_transformer.serving import Classifier, Generator, RunFolder, Translator
+from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import train_sentencepiece
 from train import classification, convert, language_model, pretraining, translation
 from train.classification import ClassificationConfig
@@ -312,23 +312,3 @@ def test_a_translation_of_two_vocabularies_survives_the_loss_of_checksums(runs, 
         Translator.load(run)
     for one, other in zip(RunFolder(run).model().weights, translator.model.weights, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.parametrize(
-    ("load", "config", "missing"),
-    [
-        (Translator.load, TranslationConfig, "num_beams"),
-        (Classifier.load, ClassificationConfig, "max_length"),
-        (Generator.load, LanguageModelConfig, "context"),
-    ],
-)
-def test_a_setting_that_serving_needs_and_a_run_lacks_is_named(load, config, missing, tmp_path):
-    run = Run(tmp_path, config)
-    run.save_config(config())
-    content = json.loads(run.config_file.read_text())
-    del content[missing]
-    run.config_file.write_text(json.dumps(content))
-    if load == Classifier.load:
-        run.labels_file.write_text('{"names": ["neg", "pos"], "multi_label": false}')
-    with pytest.raises(DamagedFile, match=rf"config.json is damaged: it does not say {missing};"):
-        load(tmp_path)
