@@ -110,34 +110,34 @@ def ctranslate2(folder, arrays):
 
 
 def peft(folder, arrays):
-    """Compares what LoRA adds to layers of zeros, "added:NAME", and saves, "saved:NAME"."""
+    """Compares what LoRA adds to layers of zeros, "added:LAYER", and saves, "saved:PARAMETER"."""
     import peft
     import torch
     from transformers.pytorch_utils import Conv1D
 
     is_conv = peft.PeftConfig.from_pretrained(folder).fan_in_fan_out
     model = torch.nn.Module()
-    for key in arrays:
+    for key, array in arrays.items():
         kind, _, name = key.partition(":")
-        rows, columns = arrays[key].shape
-        if is_conv and kind == "added":
-            layer = Conv1D(rows, columns)
-        else:
-            layer = torch.nn.Linear(columns, rows)
-        torch.nn.init.zeros_(layer.weight)
         parent = model
         *path, last = name.split(".")
         for step in path:
             if not hasattr(parent, step):
                 parent.add_module(step, torch.nn.Module())
             parent = getattr(parent, step)
+        if kind == "saved":
+            parent.register_parameter(last, torch.nn.Parameter(torch.zeros(array.shape)))
+            continue
+        rows, columns = array.shape
+        layer = Conv1D(rows, columns) if is_conv else torch.nn.Linear(columns, rows)
+        torch.nn.init.zeros_(layer.weight)
         parent.add_module(last, layer)
     weights = peft.PeftModel.from_pretrained(model, folder).merge_and_unload().state_dict()
-    for key in arrays:
+    for key, array in arrays.items():
         kind, _, name = key.partition(":")
-        weight = weights[f"{name}.weight"].numpy()
+        weight = weights[name if kind == "saved" else f"{name}.weight"].numpy()
         weight = weight.T if is_conv and kind == "added" else weight
-        compare(name, weight, arrays[key], PEFT_TOLERANCE * max(1.0, abs(arrays[key]).max()))
+        compare(name, weight, array, PEFT_TOLERANCE * max(1.0, abs(array).max()))
 
 
 def onnx(folder, arrays):

@@ -27,7 +27,7 @@ from keras_transformer.layers.block import TransformerStack
 from keras_transformer.models.bert_models import BertModel
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
-from keras_transformer.models.lora import add_lora, lora_of, projections
+from keras_transformer.models.lora import add_lora, lora_of, parts_without_lora, projections
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 START = "base_model.model."
@@ -131,7 +131,8 @@ def read_peft(model, path, family):
 
     Raises:
         ConversionError: if a file is missing or damaged, is not LoRA or a kind of LoRA that is not
-            supported, or names a layer or has a shape that does not exist in the model.
+            supported, names a layer or has a shape that does not exist in the model, or tunes a
+            projection as a whole.
     """
     naming, (rank, alpha), arrays = _naming(family, model), *_files(path)
     arrays = arrays.renamed(lambda name: name.removeprefix(START).removeprefix(naming.prefix))
@@ -149,7 +150,12 @@ def read_peft(model, path, family):
         raise ConversionError(f"{path} tunes {len(modules)} layers, but none of this model.")
     saved = [row for row in naming.rows(model) if arrays.keys() & {*row.names, *row.twins}]
     _check_untied(saved)
-    train = {row.variable.path.split("/")[0]: None for row in saved}
+    train = {row.variable.path.rpartition("/")[0]: row.names[0] for row in saved}
+    if whole := [name for part, name in train.items() if part not in parts_without_lora(model)]:
+        raise ConversionError(
+            f"{path} tunes {whole[0]} as a whole, in a layer with LoRA, where all else is frozen. "
+            "Merge it into the model with PEFT, and read that."
+        )
     tuned = add_lora(model, rank, alpha, tuple(targets), tuple(train))
 
     table = [*_adapter_rows(tuned, naming), *naming.rows(tuned)]
@@ -194,8 +200,7 @@ def write_peft(model, path, family):
     trainable = [row for row in naming.rows(model) if row.variable.trainable]
     _check_untied(trainable)
     for name, array in arrays_of(trainable).items():
-        if array.ndim == 2:
-            expected[f"saved:{full(name).removesuffix('.weight')}"] = array
+        expected[f"saved:{full(name)}"] = array
     rows = [*_adapter_rows(model, naming), *trainable]
     arrays = {START + full(name): array for name, array in arrays_of(rows).items()}
     saved = {row.variable.path for row in rows}

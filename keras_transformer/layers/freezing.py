@@ -7,8 +7,8 @@ class FrozenPartsMixin:
     """For layers with parts: a part that is frozen stays so in every copy of the layer.
 
     Keras keeps `trainable` of a layer, but not that of the parts that its constructor creates. If
-    any differs from that of the layer, the config has `frozen`, the paths of those that are frozen.
-    Only `from_config` reads it.
+    any differs from that of the layer, or if it has LoRA, whose constructor freezes the others, the
+    config has `frozen`, the paths of those that are frozen. Only `from_config` reads it.
     """
 
     _frozen = None
@@ -16,7 +16,7 @@ class FrozenPartsMixin:
     def get_config(self):
         config = super().get_config()
         flags = {path: part.trainable for path, part in parts_of(self)}
-        if all(flag == self.trainable for flag in flags.values()):
+        if not config.get("lora") and all(flag == self.trainable for flag in flags.values()):
             return config
         return {**config, "frozen": sorted(path for path, flag in flags.items() if not flag)}
 

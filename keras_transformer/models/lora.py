@@ -29,14 +29,15 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
             attention, "widen" and "narrow" of the feed-forward network, "gate" of a gated one; or
             "query_key_value", "key_value" and "gate_widen", which tune these together with one A,
             as in GPT-2's single projection.
-        train: names of further layers to train, such as a new head; not of those with LoRA.
+        train: names of further layers to train, such as a new head, and paths of parts of layers
+            with LoRA, such as "decoder/norm"; not of what LoRA tunes itself.
 
     Returns:
         A new model of the same class, not compiled.
 
     Raises:
         ValueError: if the model already has LoRA, a target or a layer of `train` is unknown or
-            not in the model, a layer of `train` takes LoRA, or the rank is below 1.
+            not in the model, a layer or part of `train` takes LoRA, or the rank is below 1.
 
     Examples:
         >>> from keras_transformer.models.encoder_only import classifier
@@ -49,11 +50,12 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
     lora = LoRA(rank, 2.0 * rank if alpha is None else alpha, targets)
     if lora_of(model) is not None:
         raise ValueError("The model already has LoRA. Call merge_lora first.")
-    names = [layer.name for layer in model.layers if not _takes_lora(layer)]
+    names = parts_without_lora(model)
     unknown = [name for name in train if name not in names]
     if unknown:
+        few = [name for name in names if name.count("/") < 2]  # without those of each block
         raise ValueError(
-            f"train must name layers of the model that take no LoRA: {', '.join(names)}. "
+            f"train must name layers or parts of the model that take no LoRA: {', '.join(few)}. "
             f"Received: {', '.join(unknown)}."
         )
     tuned = _copy_with_lora(model, lora.config(), train)
@@ -62,6 +64,8 @@ def add_lora(model, rank=8, alpha=None, targets=("query", "value"), train=()):
             for _, part in parts_of(layer):
                 if getattr(part, "lora", None) is None:  # such as a Dense of an own attention
                     part.trainable = False
+    if inner := [name for name in train if "/" in name]:
+        _train_parts(tuned, inner)
     added = {adapter.target for projection in projections(tuned) for adapter in projection.adapters}
     missing = [name for name in lora.targets if name not in added]
     if missing:
@@ -111,9 +115,30 @@ def projections(model):
             yield from (part for part in vars(layer).values() if isinstance(part, Projection))
 
 
+def parts_without_lora(model):
+    """Paths of the layers and parts of a model in which LoRA tunes nothing: what `train` takes."""
+    return [path for path, layer in _parts(model) if not _takes_lora(layer)]
+
+
 def _takes_lora(layer):
     """Whether LoRA tunes a layer or parts of it, whose own weights are then frozen."""
     return any(isinstance(part, LoRAMixin) for part in [layer, *(p for _, p in parts_of(layer))])
+
+
+def _parts(model):
+    """Pairs of path and layer for the layers of a model and all that is in them."""
+    for layer in model.layers:
+        yield layer.name, layer
+        yield from ((f"{layer.name}/{path}", part) for path, part in parts_of(layer))
+
+
+def _train_parts(model, paths):
+    """Trains parts, with all that is in them; what is beside them stays as it is."""
+    flags = {path: part.trainable for path, part in _parts(model)}
+    for path, part in _parts(model):  # a part after what it is in, which sets it too
+        within = any(f"{path}/".startswith(f"{name}/") for name in paths)
+        around = any(name.startswith(f"{path}/") for name in paths)
+        part.trainable = flags[path] or within or around
 
 
 def _copy_with_lora(model, lora, train=None):

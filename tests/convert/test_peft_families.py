@@ -194,6 +194,23 @@ def test_tables_that_are_tuned_too_go_in_and_out(case, tmp_path):
     read = read_peft(ours, tmp_path / "theirs", family)
     expected, found = compared(tuned, read, ids)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+    theirs_trained = sum(parameter.requires_grad for parameter in tuned.parameters())
+    assert len(read.trainable_weights) == theirs_trained
+    write_peft(read, tmp_path / "ours", family)
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), tmp_path / "ours").eval()
+    np.testing.assert_allclose(compared(again, read, ids)[0], expected, atol=1e-5)
+
+
+@oracle
+@pytest.mark.parametrize("case", ["Qwen2"], indirect=True)
+def test_a_projection_that_is_tuned_whole_beside_lora_is_refused(case, tmp_path):
+    import peft
+
+    family, _, theirs, ours, _ = case
+    config = peft.LoraConfig(r=2, target_modules=["v_proj"], modules_to_save=["q_proj"])
+    peft.get_peft_model(copy.deepcopy(theirs), config).save_pretrained(tmp_path)
+    with pytest.raises(ConversionError, match=r"tunes .*q_proj\.\w+ as a whole, in a layer"):
+        read_peft(ours, tmp_path, family)
 
 
 def test_what_a_family_cannot_hold_is_one_line(tmp_path):

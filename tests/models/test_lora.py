@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
+from keras_transformer.layers.internals import parts_of
 from keras_transformer.models.lora import lora_of, projections
 from tests.reference import array, exact, fill
 
@@ -137,6 +138,39 @@ def test_a_layer_of_train_is_trained_as_a_whole_or_refused(name):
         trained = tuned.get_layer(layer.name).trainable_weights
         assert len(trained) == len(layer.trainable_weights)
     assert refused and refused <= {"encoder", "decoder", "recurrence"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_each_part_of_train_is_trained_alone_or_refused(name, tmp_path):
+    """Also beside another, and in a copy; parts that LoRA tunes are refused."""
+    model = MODELS[name]()
+    plain = len(kt.add_lora(model, 2).trainable_weights)
+    parts = {
+        f"{layer.name}/{path}": len(part.trainable_weights)
+        for layer in model.layers
+        for path, part in parts_of(layer)
+    }
+    trained = []
+    for path, wanted in parts.items():
+        try:
+            tuned = kt.add_lora(model, 2, train=[path])
+        except ValueError as error:
+            assert "take no LoRA" in str(error) and str(error).endswith(f"Received: {path}.")
+            assert not path.endswith("norm"), path
+            continue
+        layer, _, within = path.partition("/")
+        part = dict(parts_of(tuned.get_layer(layer)))[within]
+        assert len(part.trainable_weights) == wanted
+        assert len(tuned.trainable_weights) == plain + wanted
+        trained += [path] * bool(wanted)
+    assert trained[-1].endswith("norm")
+    for train in (trained[1:2], trained):
+        tuned = kt.add_lora(model, 2, train=train)
+        tuned.save(tmp_path / "tuned.keras")
+        again = keras.saving.load_model(tmp_path / "tuned.keras").trainable_weights
+        assert [weight.path for weight in again] == [w.path for w in tuned.trainable_weights]
+        assert len(again) > plain
 
 
 def test_it_learns():
