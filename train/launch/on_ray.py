@@ -110,6 +110,7 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
         from ray.util.queue import Queue
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         machines = [node["Resources"].get("GPU", 0) for node in ray.nodes() if node["Alive"]]
         gpus = gpus_of_a_worker(machines, min_workers or count, gpus_per_worker)
@@ -122,7 +123,9 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             ),
             run_config=RunConfig(failure_config=FailureConfig(max_failures=restarts)),
         )
-        mistakes = Queue(actor_options={"num_cpus": 0})  # what `fit` returns is the chief's code
+        # What `fit` returns is the chief's code. On this machine: others may be lost.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        mistakes = Queue(actor_options={"num_cpus": 0, "scheduling_strategy": here})
         try:
             code = trainer.fit().return_value
             return code if mistakes.empty() else EXIT_CODE_MISTAKE
