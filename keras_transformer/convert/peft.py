@@ -151,7 +151,8 @@ def read_peft(model, path, family):
     saved = [row for row in naming.rows(model) if arrays.keys() & {*row.names, *row.twins}]
     _check_untied(saved)
     train = {row.variable.path.rpartition("/")[0]: row.names[0] for row in saved}
-    if whole := [name for part, name in train.items() if part not in parts_without_lora(model)]:
+    places = parts_without_lora(model)
+    if whole := [name for place, name in train.items() if place not in places]:
         raise ConversionError(
             f"{path} tunes {whole[0]} as a whole, in a layer with LoRA, where all else is frozen. "
             "Merge it into the model with PEFT, and read that."
