@@ -324,9 +324,8 @@ class Translator(ServedModel):
         Bytes that are not UTF-8 count as U+FFFD. `score` and `length` are those of a `Hypothesis`.
         """
         source_ids, truncated, is_empty = self._source(text)
-        has_language = getattr(self.target_tokenizer, "language", None) is not None
-        limits, prefix = self._limits(source_ids, is_empty, int(has_language)), None
-        if has_language:
+        limits, prefix = self._limits(source_ids, is_empty), None
+        if self._language_tokens:
             empty = tf.fill([tf.shape(source_ids)[0]], "")
             prefix = self.target_tokenizer.tokenize(empty).to_tensor(PAD_ID)
         best = self._search(source_ids, limits, 1, prefix)
@@ -362,8 +361,8 @@ class Translator(ServedModel):
         is_prefix_truncated = is_prefix_cut | (prefix.row_lengths() > longest - 1)
         prefix = prefix[:, : longest - 1]
         shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
-        limits = self._limits(source_ids, is_empty)
-        limits = tf.where(max_length > 0, max_length, tf.minimum(limits + shortest - 1, longest))
+        limits = self._limits(source_ids, is_empty) + shortest - 1 - self._language_tokens
+        limits = tf.where(max_length > 0, max_length, tf.minimum(limits, longest))
         limits = tf.clip_by_value(limits, shortest, longest)
         count = self.settings.num_best
         best = self._search(source_ids, limits, count, prefix.to_tensor(PAD_ID))
@@ -427,16 +426,18 @@ class Translator(ServedModel):
         ids = tf.concat([ids[:, :room], ends], axis=1).to_tensor(PAD_ID)
         return ids, is_cut | (lengths > room), is_empty
 
-    def _limits(self, source_ids, is_empty, given=0):
-        """The length limit of each translation: about twice its source, or Hugging Face's.
+    @property
+    def _language_tokens(self):
+        """How many tokens come before the first new one, and count: 1 with a target language."""
+        return int(getattr(self.target_tokenizer, "language", None) is not None)
 
-        `given` is the number of tokens that come before the first new one, and count.
-        """
+    def _limits(self, source_ids, is_empty):
+        """The length limit of each translation: about twice its source, or Hugging Face's."""
         longest = self.settings.max_target_length
         if self.settings.as_hugging_face:
             return tf.where(is_empty, 1, longest)
         rules = self.settings.token_rules
-        least = rules.min_new_tokens and rules.min_new_tokens + given + 1  # with the end
+        least = rules.min_new_tokens and self._language_tokens + rules.min_new_tokens + 1  # the end
         limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, max(rules.min_length, least))
         limits = tf.minimum(limits, longest)
         return tf.where(is_empty, 1, limits)

@@ -1,5 +1,6 @@
 """M2M100 and NLLB folders beside Hugging Face's own models and tokenizers, with random weights."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -162,6 +163,15 @@ def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_
         path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
         greedy = Translator.load(run, num_beams=1)
         assert convert.CTranslate2Engine(path, greedy).answer(texts)[0] == greedy(texts)
+    # One best translation is the first of several, also at the limit by the length of its source.
+    ours = Translator.load(run, num_beams=2)
+    long = dataclasses.replace(ours.settings, scoring="gnmt", length_penalty=9.0)
+    ours = Translator(ours.model, ours.tokenizer, ours.target_tokenizer, long)
+    short = [text[:3] for text in texts]
+    answer, several = ours.answer(short), ours.n_best(short)
+    assert [best.text for best, _ in several] == [text.decode() for text in answer["translation"]]
+    assert [best.num_tokens for best, _ in several] == answer["length"].tolist()
+    assert 9 < max(answer["length"]) < long.max_target_length
     # Another pair of languages is other ids, and other translations.
     languages = [*converted.tokenizer.languages][:2]
     other = Translator.load(run, source_language=languages[0], target_language=languages[1])
