@@ -150,6 +150,28 @@ def compared(theirs, ours, ids):
     return expected[..., real], found[..., real]
 
 
+def exchanged(case, config, folder):
+    """Reads PEFT's drawn tuning of a case and writes it back; all three have equal logits.
+
+    Returns:
+        Their tuned model, ours as it was read, and the logits of theirs.
+    """
+    import peft
+
+    family, _, theirs, ours, ids = case
+    tuned = peft.get_peft_model(copy.deepcopy(theirs), config).eval()
+    draw(p for p in tuned.parameters() if p.requires_grad)
+    tuned.save_pretrained(folder / "theirs")
+    read = read_peft(ours, folder / "theirs", family)
+    expected, found = compared(tuned, read, ids)
+    print(f"{config.target_modules}: {np.abs(expected - found).max():.1e} of {np.abs(expected).max():.1f}")
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    write_peft(read, folder / "ours", family)
+    again = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), folder / "ours").eval()
+    np.testing.assert_allclose(compared(again, read, ids)[0], expected, atol=1e-5)
+    return tuned, read, expected
+
+
 @oracle
 @pytest.mark.parametrize("seed", range(3))
 def test_drawn_lora_has_the_logits_of_peft_both_ways(case, seed, tmp_path, monkeypatch):
@@ -158,26 +180,17 @@ def test_drawn_lora_has_the_logits_of_peft_both_ways(case, seed, tmp_path, monke
     if seed:  # the check in a process of its own takes the most time
         monkeypatch.setattr(convert.peft, "check", lambda *args: None)
 
-    family, modules, theirs, ours, ids = case
+    _, modules, theirs, ours, ids = case
     random = np.random.default_rng(seed)
     chosen = [str(name) for name in random.permutation(modules)[: random.integers(1, 7)]]
     config = peft.LoraConfig(
         r=int(random.integers(1, 5)), lora_alpha=int(random.integers(1, 9)), target_modules=chosen,
         use_rslora=bool(random.integers(2)),
     )  # fmt: skip
-    tuned = peft.get_peft_model(copy.deepcopy(theirs), config).eval()
-    draw(p for p in tuned.parameters() if p.requires_grad)
-    tuned.save_pretrained(tmp_path / "theirs")
-    read = read_peft(ours, tmp_path / "theirs", family)
-    expected, found = compared(tuned, read, ids)
+    tuned, read, expected = exchanged(case, config, tmp_path)
     before, _ = compared(theirs, ours, ids)
     assert np.abs(expected - before).max() > 0.05
-    print(f"{chosen}: {np.abs(expected - found).max():.1e} of {np.abs(expected).max():.1f}")
-    np.testing.assert_allclose(found, expected, atol=1e-5)
     np.testing.assert_allclose(compared(tuned, kt.merge_lora(read), ids)[1], expected, atol=1e-5)
-    write_peft(read, tmp_path / "ours", family)
-    again = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), tmp_path / "ours").eval()
-    np.testing.assert_allclose(compared(again, read, ids)[0], expected, atol=1e-5)
 
 
 @oracle
@@ -185,20 +198,11 @@ def test_drawn_lora_has_the_logits_of_peft_both_ways(case, seed, tmp_path, monke
 def test_tables_that_are_tuned_too_go_in_and_out(case, tmp_path):
     import peft
 
-    family, _, theirs, ours, ids = case
     saved = ["embed_tokens", "lm_head", "norm"]
     config = peft.LoraConfig(r=2, target_modules=["v_proj"], modules_to_save=saved)
-    tuned = peft.get_peft_model(copy.deepcopy(theirs), config).eval()
-    draw(p for p in tuned.parameters() if p.requires_grad)
-    tuned.save_pretrained(tmp_path / "theirs")
-    read = read_peft(ours, tmp_path / "theirs", family)
-    expected, found = compared(tuned, read, ids)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    tuned, read, _ = exchanged(case, config, tmp_path)
     theirs_trained = sum(parameter.requires_grad for parameter in tuned.parameters())
     assert len(read.trainable_weights) == theirs_trained
-    write_peft(read, tmp_path / "ours", family)
-    again = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), tmp_path / "ours").eval()
-    np.testing.assert_allclose(compared(again, read, ids)[0], expected, atol=1e-5)
 
 
 @oracle
