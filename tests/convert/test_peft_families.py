@@ -164,7 +164,8 @@ def exchanged(case, config, folder):
     tuned.save_pretrained(folder / "theirs")
     read = read_peft(ours, folder / "theirs", family)
     expected, found = compared(tuned, read, ids)
-    print(f"{config.target_modules}: {np.abs(expected - found).max():.1e} of {np.abs(expected).max():.1f}")
+    largest = f"{np.abs(expected - found).max():.1e} of {np.abs(expected).max():.1f}"
+    print(f"{config.target_modules}: {largest}")
     np.testing.assert_allclose(found, expected, atol=1e-5)
     write_peft(read, folder / "ours", family)
     again = peft.PeftModel.from_pretrained(copy.deepcopy(theirs), folder / "ours").eval()
