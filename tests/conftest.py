@@ -1,9 +1,12 @@
 """What all tests share: the same random numbers each time, and the public data."""
 
+import collections
 import gc
 import gzip
+import itertools
 import os
 import pathlib
+import resource
 import subprocess
 import sys
 
@@ -18,8 +21,8 @@ LONG = (
     "training/test_replicas.py", "training/test_on_jax.py",
 )  # fmt: skip
 
-# Marks of tests that run only when `-m` names the mark: they need other libraries, or very long.
-ASKED_FOR = ("oracle", "soak")
+# Tiers of tests that run only when `-m` names them; a test is of the first that it is marked with.
+TIERS = ("soak", "oracle", "slow")
 
 
 def pytest_addoption(parser):
@@ -31,11 +34,16 @@ def last_cases(items):
     return {item.nodeid.partition("[")[0]: item for item in items}.values()
 
 
+def is_asked_for(item, expression):
+    """Whether the value of `-m` names the tier of a test, if it has one."""
+    return next(filter(item.get_closest_marker, TIERS), "") in expression
+
+
 def pytest_collection_modifyitems(config, items):
-    """Begins with the long files, and leaves out the tests that must be asked for by their mark."""
+    """Begins with the long files, and leaves out the tests of tiers that `-m` does not name."""
     items.sort(key=lambda item: not str(item.path).endswith(LONG))
-    unasked = [mark for mark in ASKED_FOR if mark not in config.getoption("markexpr")]
-    left_out = {item for item in items if any(map(item.get_closest_marker, unasked))}
+    asked = config.getoption("markexpr")
+    left_out = {item for item in items if not is_asked_for(item, asked)}
     if config.getoption("few_cases"):
         left_out.update(set(items) - set(last_cases(items)))
     config.hook.pytest_deselected(items=list(left_out))
@@ -59,11 +67,44 @@ def fail_if_missing(report):
             )
 
 
+def cpu_seconds():
+    """Of this process and of those that it started and waited for."""
+    usages = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+CPU_SECONDS = pytest.StashKey()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item):
+def pytest_runtest_protocol(item):
+    item.stash[CPU_SECONDS] = cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
     report = yield
     fail_if_missing(report)
+    if call.when == "teardown":
+        report.user_properties.append(("cpu_seconds", cpu_seconds() - item.stash[CPU_SECONDS]))
     return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints the seconds of the dearest files, and which tests take more than 20 CPU seconds."""
+    files, tests = collections.Counter(), []
+    for report in itertools.chain(*terminalreporter.stats.values()):
+        if isinstance(report, pytest.TestReport):
+            files[report.nodeid.partition("::")[0]] += report.duration
+            cpu = dict(report.user_properties).get("cpu_seconds", 0)
+            tests += [(cpu, report.nodeid)] * (cpu > 20)
+    terminalreporter.section(f"{sum(files.values()):.0f} seconds of tests, by file")
+    for file, seconds in files.most_common(20):
+        terminalreporter.line(f"{seconds:7.1f} {file}")
+    terminalreporter.section("tests of more than 20 CPU seconds, with what is made for others")
+    for seconds, test in sorted(tests, reverse=True):
+        terminalreporter.line(f"{seconds:7.1f} {test}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,7 +112,7 @@ def pytest_make_collect_report(collector):
     report = yield
     if isinstance(collector, pytest.Module):  # whose marks are unknown if it stopped at its imports
         text, asked = collector.path.read_text("utf-8"), collector.config.getoption("markexpr")
-        if not any(f"mark.{mark}" in text for mark in ASKED_FOR if mark not in asked):
+        if not any(f"mark.{tier}" in text for tier in ("soak", "oracle") if tier not in asked):
             fail_if_missing(report)
     return report
 

@@ -1,6 +1,8 @@
 """The rules of the house: who imports whom, what may share a name, and what no file does."""
 
 import ast
+import importlib.machinery
+import importlib.util
 import pathlib
 import re
 import sys
@@ -9,7 +11,7 @@ import types
 import pytest
 
 import keras_transformer.data
-from tests.conftest import fail_if_missing
+from tests.conftest import fail_if_missing, is_asked_for
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_transformer"
@@ -179,6 +181,38 @@ def test_a_missing_library_skips_no_test_in_ci(monkeypatch, reason, outcome):
     monkeypatch.setenv("KERAS_TRANSFORMER_COMPLETE", "1")
     assert report() == outcome
     assert "export KERAS_TRANSFORMER_COMPLETE=1" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize(
+    ("marks", "asked"),
+    [
+        ((), {"", "slow", "oracle", "soak", "slow or oracle"}),
+        (("slow",), {"slow", "slow or oracle"}),
+        (("slow", "oracle"), {"oracle", "slow or oracle"}),
+        (("slow", "oracle", "soak"), {"soak"}),
+    ],
+)
+def test_a_test_runs_where_its_rarest_tier_is_named(marks, asked):
+    item = types.SimpleNamespace(get_closest_marker=lambda mark: mark in marks)
+    expressions = ("", "slow", "oracle", "soak", "slow or oracle")
+    assert {each for each in expressions if is_asked_for(item, each)} == asked
+
+
+def test_mutants_are_other_code():
+    loader = importlib.machinery.SourceFileLoader("mutants", str(ROOT / ".ci" / "mutants"))
+    spec = importlib.util.spec_from_loader("mutants", loader)
+    mutants = importlib.util.module_from_spec(spec)
+    loader.exec_module(mutants)
+    changed = {
+        "a < b": {"a > b"}, "a is b": {"a is not b"}, "a or b": {"a and b"}, "True": {"False"},
+        "0.5": {"2.0"}, "7": {"8", "6"}, "f(a, b, c)": {"f(b, a, c)"}, "f(a, a)": set(),
+        "f(*a, b)": set(), "a.b = c": {"pass"}, "a += b": {"pass"}, "raise a": {"pass"},
+        "a = b": set(), "'a'": set(), "a < b < c": set(),
+    }  # fmt: skip
+    for code, expected in changed.items():
+        [node] = ast.parse(code).body
+        node = node.value if isinstance(node, ast.Expr) else node
+        assert {ast.unparse(new) for _, new in mutants.changes(node)} == expected, code
 
 
 def test_what_a_context_changes_is_undone_after_an_error():
