@@ -1,7 +1,7 @@
 """What README and docs/ show runs as shown, or says that it does not.
 
 A block of Python whose title begins with "not run" is left out; one titled "oracle" is run in
-tests/serving/test_grpc.py or tests/convert/, and the guides of tests/test_wheel.py are run there.
+tests/serving/test_grpc.py or tests/convert/.
 All others of a page run in their order, in one process, in a folder with tiny runs and texts of the
 names that the pages use. So do the commands, with a few steps, each on the first page that has it.
 """
@@ -26,7 +26,6 @@ from pyarrow import parquet
 
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
-from tests.test_wheel import GUIDES
 from train import classification, language_model, prepare, pretraining, translation
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
@@ -128,7 +127,7 @@ OF_CONFIG = {
 
 
 def fast(page):
-    """The layers in the fast tier, whatever needs a trained run in the other."""
+    """Marks as slow whatever needs a trained run, which is all but the layers."""
     return pytest.param(page, marks=[] if page.stem == "layers" else pytest.mark.slow)
 
 
@@ -138,11 +137,8 @@ def export_unchecked(page, monkeypatch):
         monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
 
 
-WITH_PYTHON = [page for page in pages_with("python") if page.stem not in GUIDES]
-
-
 @pytest.mark.filterwarnings("ignore:The output is not checked")  # without PEFT
-@pytest.mark.parametrize("page", list(map(fast, WITH_PYTHON)), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", list(map(fast, pages_with("python"))), ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs(page, request, monkeypatch):
     export_unchecked(page, monkeypatch)
     monkeypatch.chdir(request.getfixturevalue("texts" if page.stem == "layers" else "workplace"))

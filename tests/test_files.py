@@ -257,6 +257,7 @@ def test_drafts_of_killed_processes_are_removed_by_their_names(tmp_path):
     remove_drafts(tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_processes_of_one_id_write_drafts_of_their_own(tmp_path):
     """As in containers that share a disk: in most the id is 1."""
     code = "import os; os.getpid = lambda: 1; from keras_transformer import files; "
@@ -307,6 +308,7 @@ for room in sys.argv[2:]:
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "arrays.npz"
     path.write_text("old")
@@ -361,6 +363,7 @@ for path in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_a_forged_header_is_damage(tmp_path):
     """In a process of its own, which an address in a file would kill."""
     paths = []

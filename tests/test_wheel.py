@@ -1,9 +1,7 @@
 """What is installed from a wheel works without the repository."""
 
-import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
@@ -15,7 +13,6 @@ from train.cli import MODULES
 
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
-GUIDES = ["your-text", "classify", "language-models"]
 SMALL = {"num_layers": 1, "hidden_dim": 8, "intermediate_dim": 16, "num_heads": 2}
 USE = """
 import keras
@@ -34,48 +31,9 @@ translator = kt.serving.Translator(again, tokenizer)
 assert len(translator(["a dog runs"])) == len(translator.n_best(["a dog runs"])) == 1
 assert translator.score(["a dog runs"], ["ein Hund läuft"]) < 0
 assert "a dog runs" in translator.attention("a dog runs").page()
-
-kt.serving.Translator.load("runs/mine").export("saved_models", "mine")
-for page, content in {blocks!r}:
-    exec(compile(content, page, "exec"), globals())
+translator.export("saved_models", "mine")
 print("All of it ran.")
 """
-
-
-def save_runs(folder):
-    """Runs as the commands leave them, with the names that the guides use, but untrained."""
-    words = "A dog runs. It is ten past six. Ein Hund läuft. A film to see twice."
-    pieces, letters = (
-        kt.tokenizers.train_sentencepiece([words], 290),
-        kt.tokenizers.SymbolTokenizer(),
-    )
-    settings = {"num_beams": 2, "length_penalty": 1.0, "max_length": 24, "context": 32}
-    models = {
-        "mine": (pieces, kt.translation(pieces.vocabulary_size, **SMALL)),
-        "imdb": (pieces, kt.classifier(pieces.vocabulary_size, 2, **SMALL)),
-        "shakespeare": (letters, kt.language_model(letters.vocabulary_size, **SMALL)),
-    }
-    for name, (tokenizer, model) in models.items():
-        run = folder / "runs" / name
-        run.mkdir(parents=True)
-        (run / "config.json").write_text(json.dumps(settings))
-        tokenizer.save(run / "tokenizer.model")
-        model.save(run / "model.keras")
-    labels = {"names": ["neg", "pos"], "multi_label": False}
-    (folder / "runs" / "imdb" / "labels.json").write_text(json.dumps(labels))
-
-
-def blocks():
-    """Pairs of a guide and one of its blocks of Python, without those that say they do not run."""
-    return [
-        (page, content)
-        for page in GUIDES
-        for content in re.findall(
-            r"^```python\n(.*?)^```",
-            (ROOT / "docs" / "guides" / f"{page}.md").read_text("utf-8"),
-            re.MULTILINE | re.DOTALL,
-        )
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +66,11 @@ def test_the_wheel_holds_the_library_and_the_commands_and_no_tests(place):
 
 
 def test_the_library_works_from_its_wheel_alone(place, tmp_path):
-    save_runs(tmp_path)
-    code = USE.format(place=str(place), blocks=blocks(), small=SMALL)
+    code = USE.format(place=str(place), small=SMALL)
     done = outside(place, tmp_path, sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "All of it ran."
-    served = {path.parent.name for path in (tmp_path / "saved_models").glob("*/1")}
-    assert served == {"mine", "imdb", "shakespeare"}
-    assert (tmp_path / "attention.png").exists() and (tmp_path / "attention.html").exists()
+    assert (tmp_path / "saved_models" / "mine" / "1" / "saved_model.pb").exists()
 
 
 def test_the_program_names_its_commands_and_itself(place, tmp_path):
@@ -153,11 +108,13 @@ def published(place, tmp_path_factory):
     return folder
 
 
+@pytest.mark.soak
 def test_workers_train_in_an_empty_folder(published):
     assert (published / "runs" / "mine" / "model.keras").exists()
 
 
 @pytest.mark.oracle  # needs Ray
+@pytest.mark.soak
 def test_the_server_answers_in_an_empty_folder(place, published, monkeypatch):
     monkeypatch.chdir(published)
     program = [f"{place}/bin/keras-transformer", "serve"]

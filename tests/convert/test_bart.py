@@ -14,7 +14,7 @@ from tests.convert.foreign_tokenizers import MBART, differences, drawn_texts, tr
 from tests.reference import array
 from train import convert as command
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 TEXTS = [pair[0] for pair in PAIRS()]
 SHORT = [text for text in TEXTS if len(text) < 20][:12]
 MADE_UP = 5  # rows of the table without a piece

@@ -12,7 +12,7 @@ from train import convert as command
 from train.classification import main as classification
 from train.demo.corpus import demo_corpus
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 HEADS = ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification",
          "ForTokenClassification", "ForQuestionAnswering"]  # fmt: skip
 WORDS = ["naïve Café", "日本 is 12,50 €!", "un-be-lievable", "🦜 [MASK] x = f(y)", ""]

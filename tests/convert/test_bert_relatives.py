@@ -12,7 +12,7 @@ from train import convert as command
 from train.classification import main as classification
 from train.demo.corpus import demo_corpus
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 LABELS = {0: "bad", 1: "fair", 2: "good"}
 HEADS = ["DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification",
          "RobertaModel", "RobertaForMaskedLM", "RobertaForSequenceClassification",

@@ -22,7 +22,7 @@ from tests.reference import array
 from train.demo.corpus import demo_corpus
 from train.translation import main as translation
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 
 
 def check_same(found, ours, texts, **options):

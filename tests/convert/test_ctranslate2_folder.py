@@ -146,6 +146,7 @@ def test_aliases_multiply_no_memory(tmp_path):
             refused(tmp_path, "aliases repeat 81 numbers more than 4 times")
 
 
+@pytest.mark.slow
 def test_without_a_variable_the_numbers_are_those_of_its_default_or_it_is_refused(tmp_path):
     # CTranslate2 takes zeros for biases; the other defaults are what this model has.
     model = a_model(num_heads=8)
@@ -270,6 +271,7 @@ def test_a_setting_that_is_not_supported_is_named(config, message, tmp_path):
     refused(tmp_path, message)
 
 
+@pytest.mark.slow
 def test_settings_that_matter_change_the_numbers_and_unknown_ones_are_named(tmp_path, caplog):
     before = array(a_ctranslate2(tmp_path, config={"new_setting": 7})(IDS))
     found = array(convert.read(tmp_path).model(IDS))
@@ -484,6 +486,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_commands_take_such_a_folder(tmp_path, capsys, monkeypatch):
     import io
 

@@ -14,7 +14,7 @@ from tests.reference import array
 from train import convert as command
 from train.demo.corpus import demo_corpus
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 CONTEXT = 32
 TEXTS = ["naïve Café", "日本 is 12,50 €!", "🦜 x = f(y)  ;", "It's\n\n a <|endoftext|>b", ""]
 

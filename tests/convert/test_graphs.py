@@ -16,7 +16,7 @@ from keras_transformer.serving import SearchSettings, Translator
 from tests.convert.drawn import noisy
 from train.demo.corpus import demo_corpus
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "to-other-formats.md"
 FORMATS = {  # what runs each, and how its files end
     "onnx": ("onnxruntime", ".onnx"),

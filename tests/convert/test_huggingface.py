@@ -15,7 +15,6 @@ from train.demo.corpus import demo_corpus
 
 pytestmark = [
     pytest.mark.oracle,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses"),
 ]
 T5 = {"position_bias": {"type": "t5"}, "normalization": "rms", "use_bias": False,

@@ -22,7 +22,7 @@ from train.demo.corpus import demo_corpus
 from train.pretrained import fine_tuned_classifier, pretrained_bert_of
 
 keras_hub = pytest.importorskip("keras_hub")
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 CORPUS = demo_corpus(300)
 SIZES = {
     "num_layers": 3, "num_heads": 5, "hidden_dim": 30, "intermediate_dim": 33,

@@ -18,7 +18,7 @@ from tests.reference import array
 from train import convert as command
 from train.demo.corpus import demo_corpus
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 CONTEXT, NEW, MADE_UP = 64, 20, 5
 SPECIAL = {
     "llama3": ("<|begin|>", "<|end|>", "<|eot|>"),

@@ -18,7 +18,7 @@ from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.reference import array
 from train import convert as command
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 TEXTS = ["It is ten past six.", "the 3rd of May, 12,50 €", "naïve 日本 🦜", "a", "a  b"]
 MADE_UP = 8  # rows of their table that no piece has
 

@@ -16,7 +16,6 @@ from train import convert as command
 
 pytestmark = [
     pytest.mark.oracle,
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses"),
 ]
 ENDS = 8.0

@@ -13,7 +13,7 @@ from keras_transformer.tokenizers import WordPieceTokenizer
 from tests.convert.folders import BLOCK, FAMILIES, PIECES, config_of, save_config
 from tests.reference import array
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 DRAWS = 1  # of values for each setting
 MISSING = object()
 # Settings that older versions wrote, of some family each, and one that nobody has.

@@ -16,7 +16,7 @@ from tests.convert.foreign_tokenizers import T5, differences, drawn_texts, train
 from tests.reference import array
 from train import convert as command
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 EXTRA_IDS, MADE_UP = 7, 9  # pieces that no text has, and rows of the table without a piece
 # Of each family: its settings, and whether it has a projection to logits of its own.
 FORMS = {

@@ -147,6 +147,7 @@ def test_what_is_held_out_has_no_part_in_the_tokenizer(pairs, tmp_path, monkeypa
     assert folder.manifest["sample"] == 60
 
 
+@pytest.mark.slow
 def test_processes_and_interruptions_change_no_byte(pairs, tmp_path):
     stream = written(tmp_path / "in", pairs)
     prepare(tmp_path / "whole", stream, **EVERYTHING)
@@ -193,6 +194,7 @@ def test_a_killed_process_changes_no_byte(pairs, tmp_path, monkeypatch):
     check_that_deaths_change_no_byte(pairs, tmp_path, monkeypatch)
 
 
+@pytest.mark.slow
 def test_mistakes_in_other_processes_are_told(pairs, tmp_path):
     stream = written(tmp_path / "in", pairs)
     with open(tmp_path / "in" / "text.de", "ab") as file:

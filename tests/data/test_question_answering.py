@@ -24,6 +24,7 @@ def tokenizer():
     return WordPieceTokenizer([*SPECIAL, "live", "##s", "ko", "##ln", *sorted(words - {"live"})])
 
 
+@pytest.mark.slow
 def test_words_stand_where_their_spans_say():
     texts = [
         CONTEXT, "", "  ", "a", "x\u200by cafe\u0301! ", "日本は12,50 €", "don't\tstop", "\u0301 a",

@@ -78,7 +78,12 @@ HOW = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_beams", "scoring"),
-    [(1, "gnmt"), (3, "gnmt"), (3, "huggingface"), (3, "huggingface_early_stopping")],
+    [
+        pytest.param(1, "gnmt", marks=pytest.mark.soak),
+        (3, "gnmt"),
+        pytest.param(3, "huggingface", marks=pytest.mark.soak),
+        (3, "huggingface_early_stopping"),
+    ],
 )
 def test_a_forced_prefix_of_a_translation(translation, num_beams, scoring):
     for case in CASES:
@@ -150,9 +155,9 @@ def test_a_prompt_of_a_language_model(kind, how):
     [
         ("sinusoids", False),
         ("learned positions", True),
-        ("fixed", False),
+        pytest.param("fixed", False, marks=pytest.mark.soak),
         ("transformer_xl", True),
-        ("transformer_xl", False),
+        pytest.param("transformer_xl", False, marks=pytest.mark.soak),
     ],
 )
 def test_a_streamed_text_may_outgrow_its_context(kind, is_compiled):

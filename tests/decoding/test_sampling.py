@@ -272,6 +272,7 @@ DRAWN = [  # temperature, top_k, top_p; and whether the best few tokens must set
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["eager", "xla"])
 def test_the_best_few_tokens_settle_a_draw_as_the_sorted_vocabulary_does(how):
     rows, size = 40, 3001

@@ -317,7 +317,10 @@ def test_logits_of_the_wrong_shape_are_refused():
 
 
 @pytest.mark.parametrize("scoring", SCORINGS)
-@pytest.mark.parametrize(("seed", "num_beams", "n_best"), [(0, 1, 1), (1, 3, 3), (2, 4, 2)])
+@pytest.mark.parametrize(
+    ("seed", "num_beams", "n_best"),
+    [*(pytest.param(*case, marks=pytest.mark.slow) for case in [(0, 1, 1), (1, 3, 3)]), (2, 4, 2)],
+)
 def test_rows_that_leave_the_batch_change_nothing(prefix_table, scoring, seed, num_beams, n_best):
     table = prefix_table(num_rows=24, vocabulary_size=7, max_length=6, seed=seed)
     rng = np.random.default_rng(seed)

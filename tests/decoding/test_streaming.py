@@ -155,7 +155,9 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind", ["sinusoids", *(pytest.param(kind, marks=pytest.mark.slow) for kind in [*MODELS][1:])]
+)
 def test_prompts_of_a_full_cache_are_padded_to_few_lengths(kind):
     sizes = {"num_layers": 1, "hidden_dim": 12, "intermediate_dim": 7, "num_heads": 2}
     if kind == "transformer_xl":

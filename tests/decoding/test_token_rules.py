@@ -214,6 +214,7 @@ def test_a_search_with_room_under_xla_finds_the_same(seed):
         np.testing.assert_allclose(static.scores, growing.scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stream_obeys_the_rules_that_sampling_obeys():
     table = tf.constant(np.random.default_rng(5).normal(0, 3, (13, 13)), tf.float32)
 

@@ -1,4 +1,4 @@
-"""`ops/`, `layers/`, `models/` run on every Keras backend: their tests once more, on others."""
+"""`ops/`, `layers/`, `models/` and losses run on every Keras backend: their tests on others."""
 
 import importlib.util
 import os
@@ -38,14 +38,11 @@ FAILS_ON_TORCH = (
 )
 
 
-# Of JAX's own these compile most, and share what the others test.
-LONGEST_ON_JAX = (
-    "todays_blocks",
-    "sparse_attention",
-    "segment_recurrence",
-    "transformer_xl",
-    "freezing",
-)
+# What of the tests says the most of a backend: the checks of layers and models, masks, the cache,
+# NumPy's numbers; of training, everything but steps of TensorFlow's.
+SELECTION = "every_check or cached_steps or mask or numpy or training"
+TRAINING = ("test_losses", "test_projected_loss_on_jax", "test_loss_scale_on_jax", "test_metrics",
+            "test_schedules", "test_optimizers", "test_consistency", "test_model")  # fmt: skip
 BACKENDS = ["jax", pytest.param("torch", marks=pytest.mark.oracle)]
 
 
@@ -56,28 +53,31 @@ def needs(backend):
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
-    ("backend", "left_out"),
+    ("backend", "chosen"),
     [
-        ("jax", LONGEST_ON_JAX),
-        pytest.param("jax", (), marks=pytest.mark.soak),
-        pytest.param("torch", (), marks=pytest.mark.oracle),
+        ("jax", SELECTION),
+        pytest.param("torch", SELECTION, marks=pytest.mark.oracle),
+        pytest.param("jax", "", marks=pytest.mark.soak),
+        pytest.param("torch", "", marks=pytest.mark.soak),
     ],
 )
-def test_layers_pass_their_tests_on_another_backend(backend, left_out):
+def test_layers_pass_their_tests_on_another_backend(backend, chosen):
     needs(backend)
     if keras.backend.backend() == backend:
         pytest.skip("this is the process they run in")
-    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not other_backend"]
-    arguments += ["-o", "filterwarnings=default"]  # other libraries, other warnings
+    arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
     # The oracles of other libraries agree with NumPy's; once is enough.
     arguments += ["tests/ops", "tests/layers", "--ignore-glob=*/test_against_*.py"]
     if backend == "jax":
+        arguments += ["tests/models", *(f"tests/training/{name}.py" for name in TRAINING)]
+    fails = "nothing" if backend == "jax" else " or ".join(FAILS_ON_TORCH)
+    if chosen:
         # Half precision is rounded by the same code, and most cases of a test compile the same
         # operations in other shapes: to do so once more takes minutes.
-        arguments += ["tests/models", "-k", "not bfloat16", "--few-cases"]
-        arguments += [f"--ignore-glob=*/test_{name}.py" for name in left_out]
+        arguments += ["-n0", "--few-cases", "-m", "not other_backend"]
+        arguments += ["-k", f"({chosen}) and not (bfloat16 or {fails})"]
     else:
-        arguments += ["-k", f"not ({' or '.join(FAILS_ON_TORCH)})"]
+        arguments += ["-m", "not other_backend and (slow or not slow)", "-k", f"not ({fails})"]
     run = python(*arguments, backend=backend)
     assert run.returncode == 0, f"on {backend}:\n{run.stdout[-6000:]}\n{run.stderr[-2000:]}"
 

@@ -238,6 +238,7 @@ def test_biases_by_distance_are_the_same_in_chunks(monkeypatch, number, jit_comp
         np.testing.assert_allclose(one, 0 * one if other is None else other, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["t5", "alibi"])
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_a_long_stack_with_a_bias_attends_in_chunks(monkeypatch, kind, jit_compile):

@@ -133,6 +133,7 @@ def test_all_blocks_share_one_table_which_is_trained(tmp_path):
     np.testing.assert_array_equal(array(again.logits(**ids)), expected)
 
 
+@pytest.mark.slow
 def test_remat_does_not_change_the_gradients():
     weights = []
     for remat in (False, True):

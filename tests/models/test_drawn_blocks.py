@@ -76,8 +76,11 @@ def check_alike(ours, expected):
         np.testing.assert_allclose(one, other, atol=3e-5 * max(1, abs(other).max()))
 
 
+MARKS = [*[pytest.mark.slow] * 5, [], *[pytest.mark.soak] * 154]
+
+
 @pytest.mark.parametrize(
-    "number", [*(pytest.param(n, marks=pytest.mark.soak) for n in range(6, 160)), *range(6)]
+    "number", [pytest.param(number, marks=marks) for number, marks in enumerate(MARKS)]
 )
 def test_a_drawn_model_is_the_same_in_every_way(number, monkeypatch, tmp_path):
     model = built(number)

@@ -173,6 +173,7 @@ def test_each_part_of_train_is_trained_alone_or_refused(name, tmp_path):
         assert len(again) > plain
 
 
+@pytest.mark.slow
 def test_it_learns():
     keras.utils.set_random_seed(3)
     model = kt.language_model(11, **SMALL)

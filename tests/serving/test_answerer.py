@@ -83,6 +83,7 @@ def model_of(tokenizer, **options):
     return kt.bert_question_answering(backbone)
 
 
+@pytest.mark.slow
 def test_a_model_learns_where_answers_stand_and_padding_does_not_count(tokenizer, tmp_path):
     keras.utils.set_random_seed(3)
     model = model_of(tokenizer, dropout=0.0, attention_dropout=0.0)
@@ -114,6 +115,7 @@ def test_a_model_learns_where_answers_stand_and_padding_does_not_count(tokenizer
     np.testing.assert_array_equal(array(loaded(inputs)), array(model(inputs)))
 
 
+@pytest.mark.slow
 def test_a_model_reads_few_parts_at_a_time_with_the_same_answers(tokenizer, monkeypatch):
     model, sizes = fill(model_of(tokenizer)), []
     logits = model.logits

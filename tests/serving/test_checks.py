@@ -114,6 +114,7 @@ def test_slice_update_needs_xla_and_is_refused(tmp_path):
         check_answers(path, [("serving_default", {"values": values})], [{"updated": updated}])
 
 
+@pytest.mark.slow
 def test_the_vocabularies_of_all_tokenizers_may_be_large(tmp_path):
     learned = train_byte_pairs(["a dog runs"], 261)
     pieces = [*learned.pieces(range(4, 261)), *(f"x{i}" for i in range(100_000))]

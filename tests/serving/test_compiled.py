@@ -57,10 +57,10 @@ def test_the_cache_is_chosen_by_the_device_or_by_hand():
 @pytest.mark.parametrize(
     "num_beams, length_penalty, scoring",
     [
-        (1, 0.6, "gnmt"),
+        pytest.param(1, 0.6, "gnmt", marks=pytest.mark.soak),
         (4, 1.0, "gnmt"),
         pytest.param(4, 1.0, "huggingface", marks=pytest.mark.soak),
-        (4, 1.0, "gnmt_heuristic"),
+        pytest.param(4, 1.0, "gnmt_heuristic", marks=pytest.mark.soak),
         (3, 0.6, "huggingface_early_stopping"),
     ],
 )

@@ -176,6 +176,7 @@ def test_streamed_pieces_join_to_the_continuation(write):
     assert two == [write(["dog"], temperature=5.0, seed=seed)[0] for seed in (3, 4)]
 
 
+@pytest.mark.slow
 def test_a_stream_keeps_the_spaces_between_words():
     tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ten dogs"], 280)
     size, (ids,) = tokenizer.vocabulary_size, tokenizer.tokenize(["a dog runs"]).to_list()

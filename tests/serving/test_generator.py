@@ -209,6 +209,7 @@ def test_an_export_draws_a_continuation_token_by_token(generator):
             assert found[name] == value, name
 
 
+@pytest.mark.slow
 def test_the_length_of_a_continuation_counts_what_was_drawn_with_its_end(model):
     rows = [SymbolTokenizer().tokenize([text]).to_list()[0] for text in ("to be", "or")]
     for row in rows:

@@ -12,7 +12,7 @@ from keras_transformer.serving import Translator
 
 from .conftest import SETTINGS
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 SERVING = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "serving.md"
 
 

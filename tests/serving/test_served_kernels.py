@@ -62,6 +62,7 @@ SERVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SERVED)
 def test_an_export_answers_as_the_model_without_reading_its_kernels(kind, tokenizer):
     served = SERVED[kind](tokenizer)

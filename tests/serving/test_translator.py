@@ -75,6 +75,7 @@ def test_no_text_is_longer_than_the_learned_positions(tokenizer):
             translator.attention(*pair)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [None, "xx"])
 def test_a_minimum_of_new_tokens_is_beyond_the_usual_limit(language, model, tokenizer):
     pieces, target = Model.FromString(tokenizer.model), tokenizer

@@ -26,7 +26,6 @@ SIZE = Size(
     length=17,
 )
 WORKLOAD = Workload(SIZE, "float32", SIZE.batch_size, threads=1)
-TOY_RUN = ["--part", "all", "--toy", "--repeats", "1", "--steps", "1"]
 
 
 def counting_engine(workload):
@@ -104,7 +103,7 @@ def test_the_clock_is_read_when_all_work_is_done():
     assert row["seconds"] == pytest.approx([0.2, 0.2], rel=0.25), "seconds of one unit"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_a_run_serves_is_measured_from_text_to_text(text, tmp_path, capsys):
     run, sources = tmp_path / "run", tmp_path / "sources"
     translation.main([*text, *SETTINGS, "--steps=3", f"--run={run}"])
@@ -248,23 +247,28 @@ def test_scaling_is_shown_as_milliseconds_and_shares():
 
 
 @pytest.mark.slow
-def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
+@pytest.mark.parametrize("part", ["train-small", pytest.param("all", marks=pytest.mark.soak)])
+def test_a_toy_run_measures_all_engines_that_are_installed(part, tmp_path, capsys):
     report_file = tmp_path / "report.json"
-    options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
+    options = ["--part", part, "--toy", "--repeats=1", "--steps=1", "--dtype", "bfloat16"]
+    options += ["--decode-batch", "2", "--json", str(report_file)]
     assert command.run(options) == 0, capsys.readouterr().out
     [measured] = json.loads(report_file.read_text())["runs"]
-    training, decoding = measured["measurements"]
-    for row in training["engines"] + decoding["engines"]:
+    training, *decodings = measured["measurements"]
+    assert len(decodings) == (part == "all")
+    for row in [row for measurement in (training, *decodings) for row in measurement["engines"]]:
         failure = row["unavailable"] or ""
         assert not failure.startswith("failed"), f"{row['name']} {failure}"
     engines = [row for row in training["engines"] if row.get("parameters")]
     assert len({row["parameters"] for row in engines}) == 1, "all train a model of one size"
     for row in engines:
         assert 3 < row["result"] < 6, f"the loss is near log(50): {row}"
-    assert training["engines"][0]["seconds"] and decoding["engines"][0]["seconds"], "of ours"
-    for row in decoding["engines"]:
-        if row["seconds"]:
-            assert row["result"] == [50], "every engine decodes exactly 50 tokens"
+    assert training["engines"][0]["seconds"], "of ours"
+    for decoding in decodings:
+        assert decoding["engines"][0]["seconds"], "of ours"
+        for row in decoding["engines"]:
+            if row["seconds"]:
+                assert row["result"] == [50], "every engine decodes exactly 50 tokens"
     assert "keras_transformer" in capsys.readouterr().out
 
 

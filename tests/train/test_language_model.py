@@ -35,7 +35,7 @@ KINDS = {  # those of SERVED first, so that each is trained once
 }  # fmt: skip
 
 
-TRAINED = [pytest.param(kind, marks=[pytest.mark.soak] * (kind == "bytes")) for kind in KINDS]
+TRAINED = [pytest.param(kind, marks=[pytest.mark.soak] * (kind not in SERVED)) for kind in KINDS]
 
 
 @pytest.fixture(scope="module", params=TRAINED)

@@ -102,6 +102,7 @@ def test_a_killed_run_of_packed_rows_on_several_devices_goes_on_to_bit_identical
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("told_results")
 def test_a_run_is_measured_used_and_exported_under_tensorflow(text, whole, tmp_path, capsys):
     run = ["--run", str(whole)]
@@ -127,6 +128,7 @@ def test_a_run_begun_on_jax_ends_on_tensorflow(text, told_to_end, tmp_path, caps
     assert caplog.text.count(OTHER_NOISE.format(7, "jax", "tensorflow")) == 1
 
 
+@pytest.mark.soak
 def test_a_run_begun_on_tensorflow_ends_on_jax(text, tmp_path):
     flags = [*text, *SETTINGS, "--run", str(tmp_path / "run"), "--shapes=16"]
     translation.main([*flags, "--steps=6"])
@@ -148,6 +150,7 @@ translation.main(sys.argv[1:])
 """
 
 
+@pytest.mark.soak
 def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_path, monkeypatch):
     """SGD adds the gradients up; Adam divides them by their size, and with it their rounding."""
     monkeypatch.setattr("train.experiment.optimizer_of", lambda _: keras.optimizers.SGD(0.1))
@@ -169,21 +172,19 @@ def test_steps_on_another_backend_are_those_of_one_but_for_rounding(text, tmp_pa
             assert np.abs(one - first).max() > 1e-4, "it has learned"
 
 
+OTHER_COMMANDS = [
+    (language_model, ["--text={text}", "--context=16"], TWO),
+    (language_model, ["--text={text}", *XL], TWO),
+    (pretraining, ["--documents={text}", "--vocabulary-size=60"], TWO),
+    (classification, ["--tsv={text}", "--vocabulary-size=40"], TWO),
+]
+
+
 @pytest.mark.parametrize(
     ("trainer", "flags", "devices"),
     [
         (translation, ["--tsv={text}", "--valid-tsv={text}", "--vocabulary-size=300"], CUT),
-        pytest.param(
-            language_model, ["--text={text}", "--context=16"], TWO, marks=pytest.mark.soak
-        ),
-        (language_model, ["--text={text}", *XL], TWO),
-        pytest.param(
-            pretraining,
-            ["--documents={text}", "--vocabulary-size=60"],
-            TWO,
-            marks=pytest.mark.soak,
-        ),
-        (classification, ["--tsv={text}", "--vocabulary-size=40"], TWO),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in OTHER_COMMANDS),
     ],
     ids=["translation", "gpt", "xl", "pretraining", "classification"],
 )

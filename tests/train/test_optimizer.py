@@ -95,6 +95,7 @@ def test_weight_decay_spares_what_adams_spares_and_all_vectors(name):
     assert muon().weight_decay is muon().adam_weight_decay is None
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_numbers(tmp_path):
     keras.utils.set_random_seed(1)
     whole = fitted(kt.translation(30, **SIZES), 2, muon())

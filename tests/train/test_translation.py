@@ -2,10 +2,8 @@
 
 import io
 import json
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import keras
@@ -14,10 +12,9 @@ import pytest
 
 from keras_transformer.data import ParallelText
 from keras_transformer.decoding.compiling import compiled
-from keras_transformer.serving import RunFolder, Translator, served_model, translator
+from keras_transformer.serving import Translator, served_model, translator
 from keras_transformer.serving.publishing.c_api import ask
 from train import translation
-from train.progress import read_epochs
 from train.run import Run
 from train.translation import TranslationConfig, TranslationExperiment
 
@@ -84,42 +81,6 @@ def test_a_run_without_a_validation_text_has_pictures_too(text, tmp_path):
         "loss", "perplexity", "token_accuracy", "tokens_per_second",
     }  # fmt: skip
     assert (run / "learning_curves.png").exists()
-
-
-def test_an_interrupted_run_ends_with_the_same_weights(text, trained, tmp_path):
-    run = tmp_path / "interrupted"
-    command = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=11"]
-    command += ["--bleu-every=2", "--run", str(run)]
-    # The second process is killed once it has saved step 6 and gone on.
-    code = (
-        "import os, sys, time, keras\n"
-        "from train import translation\n"
-        "class Kill(keras.callbacks.Callback):\n"
-        "    def on_train_batch_end(self, batch, logs=None):\n"
-        "        if int(self.model.optimizer.iterations.numpy()) != 7: return\n"
-        "        saved = sys.argv[-1] + '/checkpoints/step-6.npz'\n"
-        "        while not os.path.exists(saved): time.sleep(0.01)\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "import train.loop\n"
-        "train.loop.StopOnNonFiniteLoss = Kill\n"
-        "translation.main(sys.argv[1:])\n"
-    )
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    killed = subprocess.run(
-        [sys.executable, "-c", code, *command[3:]], env=environment, timeout=900, check=False
-    )
-    assert killed.returncode == -9
-    done = subprocess.run(command, env=environment, timeout=900, capture_output=True, check=True)
-    assert b"Resuming from step 6 of 11." in done.stdout
-    models = RunFolder(run).model(), RunFolder(trained).model()
-    for one, other in zip(*(model.weights for model in models), strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    # An epoch that was interrupted counts as a whole.
-    ours, theirs = (read_epochs(path / "history.csv") for path in (run, trained))
-    assert len(ours) == len(theirs) > 1
-    for epoch, row in ours.items():
-        row.pop("tokens_per_second")
-        assert row == pytest.approx({name: theirs[epoch][name] for name in row}, rel=1e-6)
 
 
 def test_a_finished_run_is_not_trained_again(text, trained, capsys):

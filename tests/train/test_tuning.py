@@ -68,9 +68,12 @@ def stopped_at(run, step):
             path.unlink()
 
 
+OTHERS = [("marian of two vocabularies", True), ("m2m100", False), ("bart", True)]
+
+
 @pytest.mark.parametrize(
     ("name", "is_run"),
-    [("marian of two vocabularies", True), ("m2m100", False), ("bart", True), ("t5", False)],
+    [*(pytest.param(*each, marks=pytest.mark.soak) for each in OTHERS), ("t5", False)],
 )
 def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, capsys):
     pretrained = family_of(name, tmp_path)
@@ -135,6 +138,36 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
         assert not tuned.model.get_layer("output_bias").trainable
 
 
+@pytest.mark.parametrize("name", [name for name, _ in OTHERS])
+def test_a_tuning_is_built_with_the_settings_and_weights_of_its_family(
+    name, files, tmp_path, capsys
+):
+    pretrained = family_of(name, tmp_path)
+    before = convert.read(pretrained)
+    settings = {"target_language": "de"} if name == "m2m100" else {}
+    if name == "bart":
+        flags = [*pair_flags(files), f"--pretrained={pretrained}", f"--run={tmp_path}/run"]
+        said = refused(translation.main, flags, capsys)
+        assert "--max-length must be at most 32 tokens, the positions" in said
+        settings = {"max_length": 32}
+    config = TranslationConfig(
+        source=str(files / "a"), target=str(files / "b"), pretrained=str(pretrained), **settings
+    )
+    tuning = translation.TranslationExperiment(config)
+    for setting in ("num_beams", "length_penalty", "max_target_length", "scoring"):
+        assert getattr(tuning.config, setting) == getattr(before.settings, setting), setting
+    tokenizer = tuning.make_tokenizer()
+    assert tuning.columns(tokenizer)[0]["source"].lengths.min() > 1
+    model = tuning.build(tokenizer, None)
+    for one, other in zip(model.weights, before.model.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
+    assert [layer.name for layer in model.layers] == [layer.name for layer in before.model.layers]
+    if name == "m2m100":
+        languages = tuning.config.source_language, tuning.config.target_language
+        assert languages == ("en", "de"), "the source's is that of the folder"
+        assert not model.get_layer("output_bias").trainable
+
+
 def test_a_tuned_model_begins_as_the_one_that_it_tunes(files, tmp_path):
     """After one step of almost no rate; dropout and dtype are those of the command."""
     pretrained = family_of("marian", tmp_path)
@@ -152,7 +185,10 @@ def test_a_tuned_model_begins_as_the_one_that_it_tunes(files, tmp_path):
     assert Translator.load(tmp_path / "run").settings.num_beams == 3
 
 
-@pytest.mark.parametrize(("name", "is_run"), [("gpt2", False), ("preset of gpt2", True)])
+@pytest.mark.parametrize(
+    ("name", "is_run"),
+    [pytest.param("gpt2", False, marks=pytest.mark.soak), ("preset of gpt2", True)],
+)
 @pytest.mark.usefixtures("told_results")
 def test_a_gpt2_is_tuned_from_a_folder_or_a_run(name, is_run, files, tmp_path, capsys):
     pretrained = family_of(name, tmp_path)

@@ -101,6 +101,7 @@ def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.soak
 def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
     run = tmp_path / "stopped"
     shutil.copytree(whole[0], run)

@@ -1,6 +1,6 @@
 """Trains the same models on the devices that it is told of, and keeps what came out.
 
-python -m tests.training.replicas DEVICES FOLDER
+python -m tests.training.replicas DEVICES FOLDER [CASE ...]
 
 A program of its own, since the devices must be split before TensorFlow starts. With TF_CONFIG
 it is one of several workers. Writes FOLDER/<index of the worker>.npz.
@@ -186,62 +186,65 @@ def keras_loss():
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
 
 
-def trainings(strategy):
+def trainings(strategy, cases):
+    """Yields (name, what the training leaves), or None for that if it is not among the cases."""
+
+    def case(name, *arguments, **settings):
+        is_wanted = name in cases or not cases
+        return name, train(strategy, *arguments, **settings) if is_wanted else None
+
     even, uneven = batches(24, batch_size=8), batches(17, batch_size=8)
     everything = {"clip_norm": 0.125, "accumulation_steps": 2, "ema_momentum": 0.75}
-    yield "plain", train(strategy, even, 3, sgd)
+    yield case("plain", even, 3, sgd)
     # 8, 8 and 1 rows: at the end only one replica has any.
-    yield "empty share", train(strategy, uneven, 3, sgd, validated=True)
-    yield "everything", train(strategy, uneven, 3, sgd, validated=True, **everything)
+    yield case("empty share", uneven, 3, sgd, validated=True)
+    yield case("everything", uneven, 3, sgd, validated=True, **everything)
     train_step.PACK_BYTES, usual = 64, train_step.PACK_BYTES
-    yield "packs", train(strategy, uneven, 3, sgd, **everything)
+    yield case("packs", uneven, 3, sgd, **everything)
     train_step.PACK_BYTES = usual
-    yield "buckets", train(strategy, buckets(), 2, sgd, clip_norm=0.25)
+    yield case("buckets", buckets(), 2, sgd, clip_norm=0.25)
     for dataset in in_files():
-        yield "files", train(strategy, dataset, 3, sgd)
+        yield case("files", dataset, 3, sgd)
     with strategy.scope():
         loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
-    yield (
-        "keras loss and metric",
-        train(strategy, uneven, 3, sgd, loss, weighted_metrics=[accuracy]),
-    )
+    yield case("keras loss and metric", uneven, 3, sgd, loss, weighted_metrics=[accuracy])
     penalties = {"penalised": True, "clip_norm": 0.5, "accumulation_steps": 2}
     with strategy.scope():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    yield "penalties", train(strategy, uneven, 3, sgd, loss, **penalties)
-    yield "penalties of tokens", train(strategy, uneven, 3, sgd, **penalties)
+    yield case("penalties", uneven, 3, sgd, loss, **penalties)
+    yield case("penalties of tokens", uneven, 3, sgd, **penalties)
     views = {"r_drop": 5.0, "factor": 1.75}
-    yield "two views", train(strategy, uneven, 3, sgd, validated=True, **views, **everything)
-    yield "blocks", train(strategy, uneven, 1, sgd, remat=False)
-    yield "rematerialised blocks", train(strategy, uneven, 1, sgd, remat=True)
-    yield "today's blocks", train(strategy, uneven, 3, sgd, today=True, dim=4, **everything)
-    yield "adam", train(strategy, uneven, 1, adam)
-    yield "muon", train(strategy, uneven, 1, muon)
-    yield "lora", train(strategy, uneven, 3, sgd, lora=True, remat=False, **everything)
+    yield case("two views", uneven, 3, sgd, validated=True, **views, **everything)
+    yield case("blocks", uneven, 1, sgd, remat=False)
+    yield case("rematerialised blocks", uneven, 1, sgd, remat=True)
+    yield case("today's blocks", uneven, 3, sgd, today=True, dim=4, **everything)
+    yield case("adam", uneven, 1, adam)
+    yield case("muon", uneven, 1, muon)
+    yield case("lora", uneven, 3, sgd, lora=True, remat=False, **everything)
     replicas, bfloat16 = strategy.num_replicas_in_sync, {"dtype": "mixed_bfloat16"}
     if replicas == 1:
         in_two = {"accumulation_steps": 2, **bfloat16}
-        yield "bfloat16 in two parts", train(strategy, even, 3, sgd, clip_norm=0.125, **in_two)
+        yield case("bfloat16 in two parts", even, 3, sgd, clip_norm=0.125, **in_two)
     if replicas == 2:
-        yield "bfloat16", train(strategy, even, 3, sgd, clip_norm=0.125, **bfloat16)
+        yield case("bfloat16", even, 3, sgd, clip_norm=0.125, **bfloat16)
     half = {"dtype": "mixed_float16", "loss_scale": 2.0**26, "ema_momentum": 0.75}
-    yield "float16", train(strategy, even, 3, adam, clip_norm=0.125, **half)
-    yield "float16 compiled", train(strategy, uneven, 3, sgd, jit_compile=True, **half)
+    yield case("float16", even, 3, adam, clip_norm=0.125, **half)
+    yield case("float16 compiled", uneven, 3, sgd, jit_compile=True, **half)
     # Each worker takes its part of every batch, as of `TokenBatches`: the same rows on the same
     # replicas in all arrangements.
     shares = sharded(even, tf.data.experimental.AutoShardPolicy.DATA)
     if replicas > 1:
-        yield "dropout", train(strategy, shares, 3, sgd, dropout=0.5)
+        yield case("dropout", shares, 3, sgd, dropout=0.5)
     for name, jit_compile in ("plain", False), ("compiled", True):
         settings = {**everything, "dropout": 0.5, "jit_compile": jit_compile}
-        yield f"{name} everything", train(strategy, shares, 1, sgd, validated=True, **settings)
+        yield case(f"{name} everything", shares, 1, sgd, validated=True, **settings)
         # Of eight units of a row XLA draws the noise in one pass.
         settings = {"dropout": 0.5, "dim": 8, "jit_compile": jit_compile}
-        yield f"{name} bits", train(strategy, shares, 1, sgd, **settings)
+        yield case(f"{name} bits", shares, 1, sgd, **settings)
         with strategy.scope():
             accuracy = keras.metrics.SparseCategoricalAccuracy()
         settings = {"weighted_metrics": [accuracy], "jit_compile": jit_compile}
-        yield f"{name} metric", train(strategy, uneven, 1, sgd, loss, **settings)
+        yield case(f"{name} metric", uneven, 1, sgd, loss, **settings)
 
 
 def sharded(dataset, policy):
@@ -368,15 +371,15 @@ def refusals(strategy, folder):
     return said
 
 
-def main(devices, folder):
+def main(devices, folder, *cases):
     gc.set_threshold(100_000, 20, 10)  # as in conftest.py
     split_cpu(int(devices))
     strategy = choose_strategy()
     folder = pathlib.Path(folder)
     folder.mkdir(exist_ok=True, parents=True)
     results = {}
-    for name, values in trainings(strategy):
-        results.update({f"{name}/{key}": value for key, value in values.items()})
+    for name, values in trainings(strategy, cases):
+        results.update({f"{name}/{key}": value for key, value in (values or {}).items()})
     results["noise"] = dropout_noise(strategy)
     results["predictions"] = predictions(strategy)
     results.update(seen_sentences(strategy))

@@ -1,4 +1,4 @@
-"""Two views of each batch, against the papers' formulas; runs on JAX too, by test_jax.py."""
+"""Two views of each batch, against the papers' formulas; tests/layers/ runs it on JAX too."""
 
 import keras
 import numpy as np

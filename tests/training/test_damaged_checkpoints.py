@@ -147,6 +147,7 @@ def test_checkpoints_of_an_earlier_version_are_never_begun_anew(tmp_path):
         Checkpoints(tmp_path, compiled()).restore()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("character", list("[]*?\\ \n'\"%{}$") + ["[a]", "**", "\udcff"])
 def test_a_folder_may_have_any_name(tmp_path, character):
     folder = tmp_path / f"a{character}b" / f"{character}c"

@@ -16,9 +16,7 @@ from .conftest import needs_tensorflow
 pytestmark = [needs_tensorflow, pytest.mark.slow]
 ROOT = pathlib.Path(__file__).parents[2]
 KINDS = ["pairs", "few", "packed", "labelled", "documents", "windows", "pretraining"]
-BY_WORKERS = ["few", "packed"]  # compared there, and not on devices of one process
-ON_DEVICES = [name for name in KINDS if name not in BY_WORKERS]
-ON_JAX = ["few", "packed", "documents"]
+BY_WORKERS = ["few", "packed"]  # tests/data/test_empty_rows.py: the plans of all kinds
 STEPS = 5
 
 
@@ -51,22 +49,19 @@ def check_equal(folder, expected, name):
 def alone(tmp_path_factory):
     """What one device makes of all steps, and of the first."""
     folder = tmp_path_factory.mktemp("elastic")
-    train(folder / "whole", 1, STEPS)
+    train(folder / "whole", 1, STEPS, "save", " ".join(BY_WORKERS))
     train(folder / "begun", 1, 1, "save", "few")
     return folder / "whole", folder / "begun"
 
 
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("changed")
+@pytest.mark.soak
+def test_two_devices_then_three_then_one_equal_one(tmp_path):
+    """All kinds, on devices of one process."""
+    train(tmp_path / "alone", 1, STEPS)
     for devices, last in [(2, 2), (3, 4), (1, STEPS)]:
-        train(folder, devices, last, "save", " ".join(ON_DEVICES))
-    return folder
-
-
-@pytest.mark.parametrize("name", ON_DEVICES)
-def test_two_devices_then_three_then_one_equal_one(alone, changed, name):
-    check_equal(changed, alone[0], name)
+        train(tmp_path / "changed", devices, last)
+    for name in KINDS:
+        check_equal(tmp_path / "changed", tmp_path / "alone", name)
 
 
 def test_the_comparison_sees_a_step(alone):
@@ -90,14 +85,16 @@ def test_two_workers_of_which_one_is_killed_then_three_then_one_equal_one(alone,
 
 @pytest.mark.other_backend
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="needs jax")
-def test_four_devices_of_jax_then_two_then_one_equal_one(tmp_path):
+@pytest.mark.parametrize(
+    "name", ["packed", *(pytest.param(n, marks=pytest.mark.soak) for n in ("few", "documents"))]
+)
+def test_four_devices_of_jax_then_two_then_one_equal_one(name, tmp_path):
     changed, alone = tmp_path / "changed", tmp_path / "alone"
     for folder, devices, last in [
         (alone, 1, STEPS), (changed, 4, 2), (changed, 2, 4), (changed, 1, STEPS)
     ]:  # fmt: skip
-        train(folder, devices, last, "save", " ".join(ON_JAX), KERAS_BACKEND="jax")
-    for name in ON_JAX:
-        check_equal(changed, alone, name)
+        train(folder, devices, last, "save", name, KERAS_BACKEND="jax")
+    check_equal(changed, alone, name)
 
 
 def test_that_dropout_draws_other_noise_is_said(tmp_path):

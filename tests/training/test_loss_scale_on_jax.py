@@ -5,7 +5,7 @@ import pytest
 
 from keras_transformer import TokenCrossentropy, language_model
 
-# Run by test_jax.py: once JAX has computed in a process, it warns of every fork.
+# Run by layers/test_backends.py: once JAX has computed in a process, it warns of every fork.
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
 SIZES = {"num_layers": 1, "hidden_dim": 4, "intermediate_dim": 4, "num_heads": 2}
 

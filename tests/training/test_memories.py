@@ -39,7 +39,10 @@ def results(tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize("name", ["2", "2 workers"])
+TWO_WORKERS = pytest.param("2 workers", marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize("name", ["2", TWO_WORKERS])
 def test_replicas_that_carry_memories_equal_one_device(results, name):
     [one] = results("1")[1]
     assert one["moved"] > 1e-2, "the training moved the weights"
@@ -59,7 +62,7 @@ def test_replicas_that_carry_memories_equal_one_device(results, name):
     assert 0 < one["memories/2"].mean() < 1, "rows remember as much as their documents leave"
 
 
-@pytest.mark.parametrize("name", ["1", "2", "2 workers"])
+@pytest.mark.parametrize("name", ["1", "2", TWO_WORKERS])
 def test_the_memories_of_all_replicas_are_forgotten(results, name):
     for kept in results(name)[1]:
         assert len(kept["remembered"]) == ARRANGEMENTS[name][1], "one for each replica here"

@@ -6,7 +6,7 @@ import pytest
 
 from keras_transformer import TokenCrossentropy, translation
 
-# Run by test_jax.py: once JAX has computed in a process, it warns of every fork.
+# Run by layers/test_backends.py: once JAX has computed in a process, it warns of every fork.
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
 jax = pytest.importorskip("jax")
 jnp = jax.numpy

@@ -13,15 +13,15 @@ from train.launch.local import run_here
 
 from .conftest import needs_tensorflow
 
-pytestmark = [needs_tensorflow, pytest.mark.slow]
+pytestmark = needs_tensorflow
 # Name: workers, and devices of each.
 ARRANGEMENTS = {"1": (1, 1), "2": (1, 2), "4": (1, 4), "2 workers": (2, 1), "2 x 2": (2, 2)}
-# "2 x 2" covers what these do, except that noise depends on the number of replicas.
-COVERED = ("4", "2 workers")
-CHECKED = [
-    pytest.param(name, marks=[pytest.mark.soak] * (name in COVERED)) for name in ARRANGEMENTS
-]
+# "2 x 2" covers what the others do, except that noise depends on the number of replicas.
+MARKS = dict.fromkeys(ARRANGEMENTS, pytest.mark.soak) | {"2 x 2": pytest.mark.slow}
+CHECKED = [pytest.param(name, marks=mark) for name, mark in MARKS.items()]
 SEVERAL, WORKERS = CHECKED[1:], CHECKED[3:]
+# What two replicas and one device do in a minute, without what is slow.
+FEW = ("plain", "everything", "bfloat16 in two parts", "bfloat16", "dropout")
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +30,15 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("replicas")
     kept = {}
 
-    def of(name):
-        if name not in kept:
+    def of(name, *cases):
+        if (name, cases) not in kept:
             workers, devices = ARRANGEMENTS[name]
-            command = [sys.executable, "-m", "tests.training.replicas", str(devices)]
-            command.append(str(folder / name))
-            assert run_here(command, workers, restarts=0, start_timeout=600) == 0
-            files = [folder / name / f"{index}.npz" for index in range(workers)]
-            kept[name] = [dict(np.load(file)) for file in files]
-        return kept[name]
+            place = folder / f"{name}, {len(cases)} cases"
+            command = [sys.executable, "-m", "tests.training.replicas", str(devices), str(place)]
+            assert run_here([*command, *cases], workers, restarts=0, start_timeout=600) == 0
+            files = [place / f"{index}.npz" for index in range(workers)]
+            kept[name, cases] = [dict(np.load(file)) for file in files]
+        return kept[name, cases]
 
     return of
 
@@ -51,18 +51,24 @@ def in_the_root():
     os.chdir(before)
 
 
-def assert_same(results, name, case, atol=1e-6):
-    [one] = results("1")
+def assert_same(results, name, case, atol=1e-6, cases=()):
+    [one] = results("1", *cases)
     names = [key for key in one if key.startswith(f"{case}/")]
     assert len(names) >= 7, "weights, logs and more"
     assert one[f"{case}/moved"] > 1e-2, "the training moved the weights"
-    for index, values in enumerate(results(name)):
+    for index, values in enumerate(results(name, *cases)):
         for key in names:
             # A metric's [sum, count]: the sum errs by `atol` for each of what it counts.
             allowed = atol * max(1, one[key].flat[-1]) if key.endswith("/sums") else atol
             np.testing.assert_allclose(
                 values[key], one[key], atol=allowed, rtol=1e-6, err_msg=f"{key} on worker {index}"
             )
+
+
+@pytest.mark.parametrize("case", ["plain", "everything"])
+def test_two_replicas_equal_one_device(results, case):
+    assert results("2", *FEW)[0]["size"].tolist() == [1, 2]
+    assert_same(results, "2", case, cases=FEW)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -97,8 +103,8 @@ def test_replicas_of_todays_blocks_equal_one_device(results, name):
 
 @pytest.mark.parametrize("name", ["2", pytest.param("2 workers", marks=pytest.mark.soak)])
 def test_two_replicas_in_bfloat16_are_bitwise_one_device_in_two_parts(results, name):
-    [one] = results("1")
-    for values in results(name):
+    [one] = results("1", *FEW)
+    for values in results(name, *FEW):
         for index in range(3):
             np.testing.assert_array_equal(
                 values[f"bfloat16/weights/{index}"], one[f"bfloat16 in two parts/weights/{index}"]
@@ -145,9 +151,9 @@ def test_each_token_is_counted_once(results, name):
         assert values["plain/counted"] == 288, "tokens the loss was averaged over"
 
 
-def noise_of_parts(results, name):
+def noise_of_parts(workers, name):
     """Noise goes with the part of the batch, and these are dealt out to the workers in turn."""
-    noise = results(name)[0]["noise"]
+    noise = workers[0]["noise"]
     return dict(zip([0, 2, 1, 3] if name == "2 x 2" else range(len(noise)), noise, strict=True))
 
 
@@ -158,9 +164,9 @@ def test_dropout_differs_between_replicas_and_is_reproducible(results, name):
     assert len(np.unique(masks, axis=0)) == len(masks), "no mask is drawn twice"
     [one] = results("1")
     np.testing.assert_array_equal(noise[0], one["noise"][0], "the first replica is one device")
-    ours = noise_of_parts(results, name)
-    for other in {"2", "2 x 2"} - {name}:
-        theirs = noise_of_parts(results, other)
+    ours = noise_of_parts(results(name), name)
+    for other, cases in (("2", FEW), ("2 x 2", ())):
+        theirs = noise_of_parts(results(other, *cases), other)
         for part in ours.keys() & theirs.keys():
             np.testing.assert_array_equal(ours[part], theirs[part], err_msg=other)
 
@@ -174,8 +180,9 @@ def test_dropout_depends_on_the_number_of_replicas_alone(results, one, other):
         np.testing.assert_allclose(few[key], many[key], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_more_replicas_have_other_noise(results):
-    few, many = (results(name)[0]["dropout/weights/0"] for name in ("2", "2 x 2"))
+    few, many = (found[0]["dropout/weights/0"] for found in (results("2", *FEW), results("2 x 2")))
     assert np.abs(few - many).max() > 1e-3
 
 
@@ -191,7 +198,7 @@ def test_the_shares_of_all_workers_are_the_epoch(results, name):
 
 @pytest.mark.parametrize("name", ["2", pytest.param("4", marks=pytest.mark.soak)])
 def test_predictions_keep_their_order(results, name):
-    [one], [several] = results("1"), results(name)
+    [one], [several] = results("1", *FEW), results(name, *FEW)
     assert one["predictions"].shape[0] == 17
     np.testing.assert_allclose(several["predictions"], one["predictions"], atol=1e-6)
 
@@ -203,7 +210,9 @@ def test_every_worker_has_all_predictions(results, name):
         np.testing.assert_allclose(values["predictions"], one["predictions"], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["2", "2 x 2"])
+@pytest.mark.parametrize(
+    ("name", "cases"), [("2", FEW), pytest.param("2 x 2", (), marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
@@ -216,11 +225,12 @@ def test_every_worker_has_all_predictions(results, name):
         ("normalisation", "BatchNormalization would see a part of each batch"),
     ],
 )
-def test_settings_that_a_strategy_cannot_have_are_refused(results, name, setting, expected):
-    for values in results(name):
+def test_settings_that_a_strategy_cannot_have_are_refused(results, name, cases, setting, expected):
+    for values in results(name, *cases):
         assert expected in str(values[f"refused/{setting}"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -235,12 +245,14 @@ def test_data_that_workers_cannot_share_are_refused(results, data, expected):
         assert re.search(expected, str(values[f"refused/{data}"]))
 
 
+@pytest.mark.slow
 def test_workers_that_disagree_stop_with_all_values(results):
     expected = "The workers must agree on a number. Received: 5 on worker 0, 6 on worker 1."
     for values in results("2 x 2"):
         assert str(values["refused/agree"]) == expected
 
 
+@pytest.mark.slow
 def test_workers_of_which_one_alone_restored_a_checkpoint_are_stopped(results):
     for values in results("2 x 2"):
         said = str(values["refused/restored"])

@@ -35,7 +35,7 @@ from .client import (
 )
 from .conftest import KINDS, TEXTS
 
-pytestmark = [pytest.mark.oracle, pytest.mark.slow]
+pytestmark = pytest.mark.oracle
 pytest.importorskip("ray.serve")
 
 
