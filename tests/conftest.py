@@ -21,7 +21,7 @@ LONG = (
     "training/test_replicas.py", "training/test_on_jax.py",
 )  # fmt: skip
 
-# Tiers of tests that run only when `-m` names them; a test is of the first that it is marked with.
+# Tests run only when `-m` names their tier: the first of these that they are marked with.
 TIERS = ("soak", "oracle", "slow")
 
 
@@ -39,13 +39,15 @@ def is_asked_for(item, expression):
     return next(filter(item.get_closest_marker, TIERS), "") in expression
 
 
+@pytest.hookimpl(trylast=True)  # after -m and -k, so that one case is left of what they choose
 def pytest_collection_modifyitems(config, items):
     """Begins with the long files, and leaves out the tests of tiers that `-m` does not name."""
     items.sort(key=lambda item: not str(item.path).endswith(LONG))
     asked = config.getoption("markexpr")
     left_out = {item for item in items if not is_asked_for(item, asked)}
     if config.getoption("few_cases"):
-        left_out.update(set(items) - set(last_cases(items)))
+        asked_for = [item for item in items if item not in left_out]
+        left_out.update(set(asked_for) - set(last_cases(asked_for)))
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
     gc.freeze()  # what has been imported stays
@@ -92,7 +94,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Prints the seconds of the dearest files, and which tests take more than 20 CPU seconds."""
+    """Prints the slowest files, and the tests that take more than 20 CPU seconds."""
     files, tests = collections.Counter(), []
     for report in itertools.chain(*terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport):
@@ -102,7 +104,7 @@ def pytest_terminal_summary(terminalreporter):
     terminalreporter.section(f"{sum(files.values()):.0f} seconds of tests, by file")
     for file, seconds in files.most_common(20):
         terminalreporter.line(f"{seconds:7.1f} {file}")
-    terminalreporter.section("tests of more than 20 CPU seconds, with what is made for others")
+    terminalreporter.section("tests of more than 20 CPU seconds, shared fixtures included")
     for seconds, test in sorted(tests, reverse=True):
         terminalreporter.line(f"{seconds:7.1f} {test}")
 

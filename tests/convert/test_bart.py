@@ -167,6 +167,9 @@ def test_translations_are_those_of_hugging_face(folder, rules, tmp_path):
     assert [each[0].text for each in translator.n_best(SHORT)] == expected
 
 
+@pytest.mark.parametrize(
+    "folder", ["bart", pytest.param("mbart", marks=pytest.mark.soak)], indirect=True
+)
 def test_what_is_written_is_what_was_read(folder, tmp_path):
     from safetensors.numpy import load_file
 

@@ -115,7 +115,7 @@ def test_outputs_are_those_of_hugging_face(head, hidden_act, tmp_path):
         assert difference < 1e-5
 
 
-@pytest.mark.parametrize("head", ["DistilBert", "Roberta"])
+@pytest.mark.parametrize("head", ["DistilBert", pytest.param("Roberta", marks=pytest.mark.soak)])
 def test_texts_have_their_labels_and_a_folder_is_fine_tuned(head, tmp_path, capsys):
     import torch
 

@@ -206,7 +206,9 @@ def test_every_rule_is_honoured_or_named_as_a_difference():
         assert engine.differences() == words
 
 
-@pytest.mark.parametrize("kind", ["sines", "learned", "gpt2"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("sines", "learned"))]
+)
 def test_language_models_go_on_as_ours(kind, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
     tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 400)

@@ -109,6 +109,9 @@ def test_a_text_ends_where_theirs_does(folder, tmp_path):
     assert len(lengths) > 1, lengths
 
 
+@pytest.mark.parametrize(
+    "folder", ["files", pytest.param("tokenizer.json", marks=pytest.mark.soak)], indirect=True
+)
 def test_a_run_writes_on_and_is_exported(folder, tmp_path):
     command.main(["--from", str(folder[0]), "--run", str(tmp_path / "run")])
     generator = Generator.load(tmp_path / "run")

@@ -314,7 +314,10 @@ def test_a_model_of_pieces_that_changes_characters_is_not_written(tmp_path):
     assert not (tmp_path / "written").exists()
 
 
-@pytest.mark.parametrize("folder", ["Llama 3", "Mistral", "Phi-3", "Gemma", "Qwen2"], indirect=True)
+OTHERS = [pytest.param(n, marks=pytest.mark.soak) for n in ("Mistral", "Phi-3", "Gemma", "Qwen2")]
+
+
+@pytest.mark.parametrize("folder", ["Llama 3", *OTHERS], indirect=True)
 def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     import transformers
 

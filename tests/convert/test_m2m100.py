@@ -145,6 +145,9 @@ def test_texts_have_the_ids_of_their_tokenizer(folder, converted):
         assert joined == list(itertools.compress(texts, known))
 
 
+@pytest.mark.parametrize(
+    "folder", ["m2m100", pytest.param("nllb", marks=pytest.mark.soak)], indirect=True
+)
 def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_path):
     import torch
 

@@ -1,4 +1,4 @@
-"""`ops/`, `layers/`, `models/` and losses run on every Keras backend: their tests on others."""
+"""`ops/`, `layers/`, `models/` and losses run on every backend: runs their tests on the others."""
 
 import importlib.util
 import os
@@ -17,6 +17,7 @@ def python(*arguments, backend):
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
+        "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(REPOSITORY),
         "TF_CPP_MIN_LOG_LEVEL": "3",
     }
@@ -38,9 +39,11 @@ FAILS_ON_TORCH = (
 )
 
 
-# What of the tests says the most of a backend: the checks of layers and models, masks, the cache,
-# NumPy's numbers; of training, everything but steps of TensorFlow's.
-SELECTION = "every_check or cached_steps or mask or numpy or training"
+# What says the most about a backend; of training, all that is not TensorFlow's own step.
+SELECTION = "every_check or cache or steps_equal or mask or numpy or fused or remat or training"
+# Of JAX's own these compile most, and share what the others test.
+LONGEST_ON_JAX = ("todays_blocks", "sparse_attention", "segment_recurrence", "transformer_xl",
+                  "freezing")  # fmt: skip
 TRAINING = ("test_losses", "test_projected_loss_on_jax", "test_loss_scale_on_jax", "test_metrics",
             "test_schedules", "test_optimizers", "test_consistency", "test_model")  # fmt: skip
 BACKENDS = ["jax", pytest.param("torch", marks=pytest.mark.oracle)]
@@ -53,7 +56,7 @@ def needs(backend):
 
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
-    ("backend", "chosen"),
+    ("backend", "selection"),
     [
         ("jax", SELECTION),
         pytest.param("torch", SELECTION, marks=pytest.mark.oracle),
@@ -61,7 +64,7 @@ def needs(backend):
         pytest.param("torch", "", marks=pytest.mark.soak),
     ],
 )
-def test_layers_pass_their_tests_on_another_backend(backend, chosen):
+def test_layers_pass_their_tests_on_another_backend(backend, selection):
     needs(backend)
     if keras.backend.backend() == backend:
         pytest.skip("this is the process they run in")
@@ -70,14 +73,18 @@ def test_layers_pass_their_tests_on_another_backend(backend, chosen):
     arguments += ["tests/ops", "tests/layers", "--ignore-glob=*/test_against_*.py"]
     if backend == "jax":
         arguments += ["tests/models", *(f"tests/training/{name}.py" for name in TRAINING)]
-    fails = "nothing" if backend == "jax" else " or ".join(FAILS_ON_TORCH)
-    if chosen:
-        # Half precision is rounded by the same code, and most cases of a test compile the same
-        # operations in other shapes: to do so once more takes minutes.
-        arguments += ["-n0", "--few-cases", "-m", "not other_backend"]
-        arguments += ["-k", f"({chosen}) and not (bfloat16 or {fails})"]
-    else:
-        arguments += ["-m", "not other_backend and (slow or not slow)", "-k", f"not ({fails})"]
+    # Slow tests, too, but none that starts another process.
+    arguments += ["-m", "not other_backend and (slow or not slow)"]
+    # Half precision is rounded by the same code, and most cases of a test compile the same
+    # operations in other shapes: to do so once more takes minutes.
+    left_out = ["bfloat16"] if selection else []
+    left_out += [] if backend == "jax" else FAILS_ON_TORCH
+    names = [f"({selection})"] if selection else []
+    names += [f"not ({' or '.join(left_out)})"] if left_out else []
+    arguments += ["-k", " and ".join(names)]
+    if selection:
+        arguments += ["-n0", "--few-cases"]
+        arguments += [f"--ignore-glob=*/test_{name}.py" for name in LONGEST_ON_JAX]
     run = python(*arguments, backend=backend)
     assert run.returncode == 0, f"on {backend}:\n{run.stdout[-6000:]}\n{run.stderr[-2000:]}"
 

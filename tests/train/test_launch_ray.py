@@ -53,7 +53,7 @@ def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
 
 
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("chief", ["time.sleep(300)", "0"])
+@pytest.mark.parametrize("chief", ["time.sleep(300)", pytest.param("0", marks=pytest.mark.soak)])
 def test_ray_ends_with_the_mistake_of_any_worker_and_starts_none_again(chief, tmp_path):
     body = f"import time; sys.exit(2) if i else {chief}"
     assert run_on_ray(program(tmp_path, body), 2, restarts=3) == 2
@@ -74,7 +74,7 @@ def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
     """One of two machines is lost; the one that is left has room for one worker."""
     ray.shutdown()
@@ -98,7 +98,7 @@ def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
     assert len(json.loads((tmp_path / "0-1").read_text())["cluster"]["worker"]) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_worker_of_ray_may_have_several_gpus(tmp_path):
     ray.shutdown()
     ray.init("local", num_gpus=4)  # Ray believes it, and sets CUDA_VISIBLE_DEVICES

@@ -90,7 +90,11 @@ def test_translations_come_in_pieces_until_ctrl_c(run):
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments"), [("translation", ["translate"]), ("language_model", ["sample"])]
+    ("module", "arguments"),
+    [
+        ("translation", ["translate"]),
+        pytest.param("language_model", ["sample"], marks=pytest.mark.soak),
+    ],
 )
 def test_a_reader_that_leaves_ends_it_quietly(module, arguments, run, writer):
     if module == "language_model":

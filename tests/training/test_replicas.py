@@ -166,6 +166,8 @@ def test_dropout_differs_between_replicas_and_is_reproducible(results, name):
     np.testing.assert_array_equal(noise[0], one["noise"][0], "the first replica is one device")
     ours = noise_of_parts(results(name), name)
     for other, cases in (("2", FEW), ("2 x 2", ())):
+        if other == name:
+            continue
         theirs = noise_of_parts(results(other, *cases), other)
         for part in ours.keys() & theirs.keys():
             np.testing.assert_array_equal(ours[part], theirs[part], err_msg=other)

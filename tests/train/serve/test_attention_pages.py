@@ -45,7 +45,7 @@ def tiny(best):
 
 @pytest.fixture(scope="module")
 def best(trained):
-    """The export of its best weights, which no process of its own checks."""
+    """The export of its best weights, without the check in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
         model = text_model_of(trained / "tiny", "best")

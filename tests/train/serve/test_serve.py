@@ -194,6 +194,7 @@ def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
     wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 404)
 
 
+@pytest.mark.soak
 def test_no_request_is_lost_by_two_replicas_that_load_a_version_each_in_its_time(tmp_path):
     folder = tmp_path / "saved_models"
     Echo().export(folder, "echo")
@@ -383,6 +384,7 @@ def test_every_port_is_on_the_loopback_interface(server):
     assert len(found) > 9 and set(found) <= {v4, v6}
 
 
+@pytest.mark.soak
 def test_a_server_does_not_join_another_cluster_and_ends_with_its_first_process(folder):
     with contextlib.ExitStack() as stack:
         # Where Ray notes which cluster was started last; a longer path has no room for its sockets.
