@@ -143,6 +143,7 @@ def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
     check_same(convert.load(path), ours, texts)
 
 
+@pytest.mark.soak
 def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
     pytest.importorskip("ctranslate2")
     keras.utils.set_random_seed(1)

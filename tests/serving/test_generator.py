@@ -160,7 +160,7 @@ def test_an_export_answers_in_a_fresh_process(generator, tmp_path):
     assert json.loads(printed.stdout) == answer, "a prompt is a text on the command line"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_gpt2_is_served_with_its_own_ids_and_as_many(tmp_path):
     pytest.importorskip("tokenizers")
     text = "to be or not to be, that is the question! "
