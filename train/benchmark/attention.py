@@ -3,24 +3,13 @@
 A unit of work is the outputs of causal attention and the gradients of queries, keys and values.
 """
 
-import functools
-
 import numpy as np
 
-from .engines import Candidate, Engine
+from .engines import Engine
 from .on_jax import cost_of, peak_bytes
 
 NUM_HEADS, KEY_DIM = 8, 64
-KINDS = {"all weights at once": "dense", "in chunks": "chunks", "cuDNN's kernel": "cudnn"}
-
-
-def attention_candidates(workload):
-    """One candidate per kind that the device has; ratios are to the first, all weights at once."""
-    return [
-        Candidate(label, functools.partial(attention_engine, kind), workload)
-        for label, kind in KINDS.items()
-        if kind != "cudnn" or workload.device == "gpu"
-    ]
+KINDS = {"cuDNN's kernel": "cudnn", "in chunks": "chunks", "all weights at once": "dense"}
 
 
 def attention_engine(kind, workload):
@@ -45,17 +34,20 @@ def attention_engine(kind, workload):
 
     length = workload.size.length
     shape = (workload.batch_size, NUM_HEADS, length, KEY_DIM)
-    tensors = [
-        jnp.asarray(np.random.default_rng(seed).normal(size=shape), workload.dtype)
-        for seed in range(3)
-    ]
-    mask = jnp.tril(jnp.ones((1, 1, length, length), bool))
-    step = jax.jit(outputs_and_gradients).lower(*tensors, mask).compile()
+    drawn = [np.random.default_rng(seed).normal(size=shape) for seed in range(3)]
+    arguments = step = None
+
+    def prepare():
+        nonlocal arguments, step
+        mask = jnp.tril(jnp.ones((1, 1, length, length), bool))
+        arguments = *(jnp.asarray(tensor, workload.dtype) for tensor in drawn), mask
+        step = jax.jit(outputs_and_gradients).lower(*arguments).compile()
 
     def finish(result):
         return float(jnp.abs(jax.block_until_ready(result)[0].astype("float32")).mean())
 
     def details():
-        return {**cost_of(step), "peak_bytes": peak_bytes()}
+        yield {**cost_of(step), "peak_bytes": peak_bytes()}
 
-    return Engine(kind, lambda: step(*tensors, mask), finish=finish, details=details)
+    [label] = [label for label, each in KINDS.items() if each == kind]
+    return Engine(label, lambda: step(*arguments), 0, finish, prepare, details)

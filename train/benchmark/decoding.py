@@ -1,4 +1,4 @@
-"""What `train.benchmark` compares in decoding: our exported SavedModel, CTranslate2 and Marian.
+"""What `train.benchmark` compares in decoding: our exported SavedModel and CTranslate2.
 
 All decode random sources with random weights, NUM_BEAMS beams, and exactly OUTPUT_TOKENS tokens per
 sentence, because the model may not end a sentence earlier.
@@ -10,7 +10,7 @@ import tempfile
 
 import numpy as np
 
-from .engines import FIRST_WORD_ID, Engine, import_keras, import_torch
+from .engines import FIRST_WORD_ID, Engine, import_keras
 
 NUM_BEAMS, SOURCE_TOKENS, OUTPUT_TOKENS = 4, 25, 50
 START_ID, END_ID = 2, 3
@@ -62,47 +62,6 @@ def ctranslate2_decoding(workload):
         return sorted({len(result.hypotheses[0]) for result in results})
 
     return Engine(f"CTranslate2 {ctranslate2.__version__} {workload.dtype}", unit, num_parameters)
-
-
-def huggingface_decoding(num_beams, workload):
-    """`generate` of a Marian model of the same size, with the default cache, not compiled."""
-    torch, device = import_torch(workload)
-    import transformers
-
-    size = workload.size
-    settings = {
-        f"{side}_{name}": value
-        for side in ("encoder", "decoder")
-        for name, value in (
-            ("layers", size.num_layers),
-            ("ffn_dim", size.intermediate_dim),
-            ("attention_heads", size.num_heads),
-        )
-    }
-    config = transformers.MarianConfig(
-        vocab_size=size.vocabulary_size, d_model=size.hidden_dim, pad_token_id=0,
-        decoder_start_token_id=START_ID, eos_token_id=END_ID, forced_eos_token_id=None,
-        activation_function="relu", **settings,
-    )  # fmt: skip
-    dtype = getattr(torch, workload.dtype)
-    model = transformers.MarianMTModel(config).to(device=device, dtype=dtype).eval()
-    source_ids = torch.from_numpy(sources(workload)).long().to(device)
-
-    def unit():
-        with torch.inference_mode():
-            return model.generate(
-                source_ids,
-                num_beams=num_beams,
-                do_sample=False,
-                min_new_tokens=OUTPUT_TOKENS,
-                max_new_tokens=OUTPUT_TOKENS,
-            )
-
-    def finish(token_ids):
-        return float(token_ids.cpu().shape[1] - 1)
-
-    name = f"transformers {transformers.__version__} Marian, beam {num_beams}"
-    return Engine(name, unit, model.num_parameters(), finish)
 
 
 def sources(workload):

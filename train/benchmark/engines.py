@@ -94,7 +94,8 @@ class Engine(NamedTuple):
     unit: Callable  # begins one unit of work, and returns its result, which may not be there yet
     num_parameters: int = 0
     finish: Callable = lambda result: result  # waits for all work; what to report of a result
-    details: Callable = dict  # what else to report once all rounds are done
+    prepare: Callable = lambda: None  # moves everything to the device, and may compile
+    details: Callable = tuple  # what else to report at the end, dictionaries one after the other
 
 
 class Candidate(NamedTuple):

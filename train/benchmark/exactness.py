@@ -1,7 +1,4 @@
-"""Whether a device computes what a CPU computes, and the same bits every time.
-
-Each function runs in a process of its own, because JAX reads its flags once.
-"""
+"""Whether a device computes what a CPU computes, and the same bits every time."""
 
 import hashlib
 import tempfile
@@ -9,7 +6,6 @@ import tempfile
 import numpy as np
 
 from .on_jax import state_of
-from .rounds import in_process
 from .training import LABEL_SMOOTHING, ours, training_batches
 
 STEPS = 4
@@ -23,8 +19,8 @@ def gradients(workload):
     the gradients from the weights.
 
     Returns:
-        A dictionary: `losses`, of CPU and device; `largest_difference`, over all weights, as a
-        share of the largest gradient of the weight.
+        A row of the table: `losses`, of CPU and device; `largest_difference`, over all weights, as
+        a share of the largest gradient of the weight; and whether that is small.
     """
     import jax
     import keras
@@ -47,11 +43,13 @@ def gradients(workload):
             steps = [old - np.asarray(new) for old, new in zip(before, state[0], strict=True)]
             results.append((float(logs["loss"]), steps))
     (cpu_loss, expected), (device_loss, received) = results
+    difference = largest_difference(
+        [np.array(cpu_loss), *expected], [np.array(device_loss), *received]
+    )
     return {
         "losses": [cpu_loss, device_loss],
-        "largest_difference": largest_difference(
-            [np.array(cpu_loss), *expected], [np.array(device_loss), *received]
-        ),
+        "largest_difference": difference,
+        "holds": difference <= 1e-4,
     }
 
 
@@ -95,45 +93,21 @@ def trained_bits(workload, resumed=False, num_devices=1):
     return {"losses": losses, "weights": digest.hexdigest()[:16]}
 
 
-def visible_devices(_):
-    """The number of devices that JAX sees."""
+def same_bits(workload):
+    """Whether training twice, and training that is resumed, end with the same bits.
+
+    Its process has the flags of DETERMINISTIC. Where there are two devices, they train, too, for
+    the same losses but for rounding.
+
+    Returns:
+        A row of the table.
+    """
     import jax
 
-    return jax.device_count()
-
-
-def measure_exactness(workload):
-    """The rows of the table: what was compared, what came out, whether that is as it should be.
-
-    Args:
-        workload: a small one, float32.
-    """
-    difference = in_process(gradients, workload)
-    first, again, resumed = (
-        in_process(trained_bits, workload, is_resumed, environment=DETERMINISTIC)
-        for is_resumed in (False, False, True)
-    )
-    rows = [
-        {
-            "name": "loss and gradients, CPU = device, float32 without TF32",
-            **difference,
-            "holds": difference["largest_difference"] <= 1e-4,
-        },
-        {"name": "trained twice, deterministic", "runs": [first, again], "holds": first == again},
-        {
-            "name": "resumed from a checkpoint, deterministic",
-            "runs": [first, resumed],
-            "holds": first == resumed,
-        },
-    ]
-    if in_process(visible_devices, workload) > 1:
-        shared = in_process(trained_bits, workload, False, 2)
-        apart = np.subtract(shared["losses"], first["losses"])
-        rows.append(
-            {
-                "name": "one device = two devices",
-                "runs": [first, shared],
-                "holds": bool(np.abs(apart).max() <= 1e-4 * max(first["losses"])),
-            }
-        )
-    return rows
+    first, again, resumed = (trained_bits(workload, resumed) for resumed in (False, False, True))
+    row = {"runs": [first, again, resumed], "holds": first == again == resumed}
+    if jax.device_count() > 1:
+        row["runs"].append(trained_bits(workload, num_devices=2))
+        apart = np.subtract(row["runs"][-1]["losses"], first["losses"])
+        row["holds"] &= bool(np.abs(apart).max() <= 1e-4 * max(first["losses"]))
+    return row

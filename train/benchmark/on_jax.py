@@ -1,16 +1,12 @@
-"""Our training step and our decoding on JAX, with what its compiler says of them."""
+"""Training steps on JAX, with what its compiler says of them."""
 
 import collections
-import functools
 import glob
 import itertools
 import os
 import tempfile
 
-import numpy as np
-
-from .decoding import END_ID, OUTPUT_TOKENS, START_ID, our_model, sources
-from .engines import Engine, import_keras
+from .engines import Engine
 from .training import training_batches
 
 TRACED_STEPS = 3
@@ -23,13 +19,21 @@ def jax_training(named_model, workload):
         named_model: function from the workload to a name and a compiled model.
         workload: the work of a step.
     """
-    name, model = named_model(workload)
     import jax
 
-    model.optimizer.build(model.trainable_variables)
-    batches = itertools.cycle(map(jax.device_put, training_batches(workload)))
-    state = state_of(model)
-    step = jax.jit(model.train_step, donate_argnums=0).lower(state, next(batches)).compile()
+    with jax.default_device(jax.devices("cpu")[0]):  # which compiles small programs sooner
+        name, model = named_model(workload)
+        model.optimizer.build(model.trainable_variables)
+        state = state_of(model)
+    batches = training_batches(workload)
+    traced = jax.jit(model.train_step, donate_argnums=0).lower(state, batches[0])
+    step = None
+
+    def prepare():
+        nonlocal step, state, batches
+        step = traced.compile()
+        state = jax.device_put(state, jax.devices()[0])
+        batches = itertools.cycle(map(jax.device_put, batches))
 
     def unit():
         nonlocal state
@@ -40,48 +44,11 @@ def jax_training(named_model, workload):
         return float(jax.block_until_ready(logs)["loss"])
 
     def details():
-        return {**cost_of(step), "peak_bytes": peak_bytes(), "kernels": kernels(unit, finish)}
+        yield {**cost_of(step), "peak_bytes": peak_bytes()}
+        yield {"kernels": kernels(unit, finish)}
 
-    return Engine(f"{name}, JAX {jax.__version__}", unit, model.count_params(), finish, details)
-
-
-def jax_decoding(num_beams, workload):
-    """Our encoder, cache and search, one program from token ids to token ids."""
-    _, keras = import_keras(workload)
-    import jax
-
-    from keras_transformer.decoding.search import beam_search
-
-    model = our_model(workload.size, workload.dtype)
-    source_ids = jax.device_put(sources(workload))
-
-    def decode(weights, source_ids):
-        # The weights are arguments: as constants, the compiler would copy them.
-        with keras.StatelessScope(state_mapping=list(zip(model.variables, weights, strict=True))):
-            encoded = model.encode(source_ids)
-            return beam_search(
-                functools.partial(model.step, encoded),
-                model.start_cache(encoded, num_beams, OUTPUT_TOKENS),
-                num_beams=num_beams,
-                limits=np.full(len(source_ids), OUTPUT_TOKENS, "int32"),
-                start_id=START_ID,
-                end_id=END_ID,
-                forbidden_ids=(0, START_ID, END_ID),  # no end before the limit
-                capacity=OUTPUT_TOKENS,
-            ).lengths
-
-    weights = [variable.value for variable in model.variables]
-    search = jax.jit(decode).lower(weights, source_ids).compile()
-
-    def finish(lengths):
-        return float(np.mean(lengths))
-
-    def details():
-        # Of one step: the compiler counts the body of a loop once.
-        return {"temporary_bytes": cost_of(search)["temporary_bytes"], "peak_bytes": peak_bytes()}
-
-    name = f"ours, beam {num_beams}, JAX {jax.__version__}"
-    return Engine(name, lambda: search(weights, source_ids), model.count_params(), finish, details)
+    name = f"{name}, JAX {jax.__version__}"
+    return Engine(name, unit, model.count_params(), finish, prepare, details)
 
 
 def state_of(model):

@@ -2,29 +2,16 @@
 
 import functools
 import itertools
-import math
-import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import attention, decoding, generation, on_jax, products, scaling, served, training
+from . import decoding, generation, products, scaling, served, training
 from .engines import SIZES, Candidate, Workload, size_on
-from .exactness import measure_exactness
-from .rounds import measure, why_not
-from .tables import compare, engine_table, exactness_table, kernel_table, mark_lines
+from .products import peak_of
+from .rounds import measure
+from .tables import compare, engine_table, mark_lines, mark_of
 
-# Operations a second, in float32 by TF32, and bytes a second: dense, from NVIDIA's data sheets, of
-# the cards with these names. Others of their families, such as PCIe's, are slower.
-H100 = "NVIDIA H100 80GB HBM3"
-PEAKS = {
-    H100: {"bfloat16": 989e12, "float32": 495e12, "bytes": 3.35e12},
-    "NVIDIA H200": {"bfloat16": 989e12, "float32": 495e12, "bytes": 4.8e12},
-}
 DTYPES = ["float32", "bfloat16"]
-LONG = {"batch_size": 4, "length": 4096}
-# What our training step should reach on an H100.
-FASTER_THAN = {"KerasHub": 1.5, "PyTorch": 1.0}
-TOKENS_PER_SECOND_AT_BIG = 120_000
 NEW_TOKENS = 64  # of a continuation
 PASSES_TO_FIRST_TOKEN = 1.3  # most forward passes that may last as long
 
@@ -45,36 +32,24 @@ class Part(NamedTuple):
 
     measure: Callable  # from the options and the name of a size to tables, one after the other
     size: str
-    backends: tuple
     help: str
 
 
 def training_candidates(workload):
-    """The engines that train; ours first and, on TensorFlow, the bare products last."""
-    build = training.keras_training if workload.backend == "tensorflow" else on_jax.jax_training
+    """The engines that train; ours first and the bare products last."""
+    build = training.keras_training
     builders = {
         "keras_transformer": functools.partial(build, training.ours),
         "KerasHub layers": functools.partial(build, training.kerashub),
         "PyTorch nn.Transformer": training.pytorch_training,
+        "products, TensorFlow": products.tensorflow_products,
+        "products, PyTorch": products.pytorch_products,
     }
-    if workload.backend == "tensorflow":
-        builders["products, TensorFlow"] = products.tensorflow_products
-        builders["products, PyTorch"] = products.pytorch_products
     return [Candidate(label, build, workload) for label, build in builders.items()]
 
 
-def decoding_candidates(workload, num_beams=decoding.NUM_BEAMS):
-    """The engines that decode a model; ours first.
-
-    On TensorFlow our SavedModel, and CTranslate2, on CPUs also in int8; on JAX our search and
-    Hugging Face's Marian.
-    """
-    if workload.backend == "jax":
-        builders = {"ours": on_jax.jax_decoding, "Hugging Face": decoding.huggingface_decoding}
-        return [
-            Candidate(f"{label}, beam {num_beams}", functools.partial(build, num_beams), workload)
-            for label, build in builders.items()
-        ]
+def decoding_candidates(workload):
+    """The engines that decode a model: our SavedModel, and CTranslate2, on CPUs also in int8."""
     dtype = workload.dtype
     types = ["float32", "int8"] if dtype == "float32" else ["int8"]  # bfloat16 needs AMX there
     types = [dtype] if workload.device == "gpu" else types
@@ -93,11 +68,8 @@ def decoding_candidates(workload, num_beams=decoding.NUM_BEAMS):
 
 def workload_of(options, size, dtype, batch_size=None):
     """A `Workload` on the device of the options, by default with the batches of the size."""
-    compiled = options.device == "gpu" or options.backend == "jax"
-    return Workload(
-        size, dtype, batch_size or size.batch_size, options.threads, options.device, compiled,
-        options.backend,
-    )  # fmt: skip
+    batch_size, on_gpu = batch_size or size.batch_size, options.device == "gpu"
+    return Workload(size, dtype, batch_size, options.threads, options.device, compiled=on_gpu)
 
 
 def measure_training(options, name):
@@ -109,29 +81,26 @@ def measure_training(options, name):
             options.repeats,
             steps_of(options, on_gpu=10),
         )
-        compare(rows, size.batch_size * size.length, flops, peak_of(options, dtype))
-        marks = marks_of(name, dtype, rows) if options.gpu == H100 else []
+        compare(rows, size.batch_size * size.length, flops, peak_of(options.gpu, dtype))
         yield Table(
             f"train-{name}, {dtype}",
             f"{size.describe()}, batch {size.batch_size} x {size.length}; ms per step of "
             f"{flops / 1e9:.3g} GFLOP",
             rows,
-            engine_table(rows) + kernel_table(rows[0]) + mark_lines(marks),
-            marks,
+            engine_table(rows),
         )
 
 
 def measure_decoding(options, name):
     size = SIZES[name]
-    beams = [decoding.NUM_BEAMS, 1] if options.backend == "jax" else [decoding.NUM_BEAMS]
     batches = options.decode_batch or ([1, 32, 256] if options.device == "gpu" else [32, 1])
-    for batch_size, dtype, num_beams in itertools.product(batches, dtypes_of(options), beams):
+    for batch_size, dtype in itertools.product(batches, dtypes_of(options)):
         workload = workload_of(options, size, dtype, batch_size)
-        candidates = decoding_candidates(workload, num_beams)
+        candidates = decoding_candidates(workload)
         rows = measure(candidates, options.repeats, steps_of(options, on_gpu=1))
         compare(rows, batch_size * decoding.OUTPUT_TOKENS)
         yield Table(
-            f"decode, batch {batch_size}, beam {num_beams}, {dtype}",
+            f"decode, batch {batch_size}, beam {decoding.NUM_BEAMS}, {dtype}",
             f"{name}: {size.describe()}, {decoding.SOURCE_TOKENS} -> {decoding.OUTPUT_TOKENS} "
             "tokens; ms per batch",
             rows,
@@ -208,32 +177,6 @@ def measure_served(options, _):
         )
 
 
-def measure_exact(options, name):
-    size = SIZES[name]._replace(batch_size=4)
-    try:
-        rows = measure_exactness(workload_of(options, size, "float32"))
-    except Exception as error:  # the other parts go on
-        rows = [{"name": "exactness", "unavailable": why_not(error)}]
-    title = f"{name}: {size.describe()}, {size.batch_size} rows"
-    yield Table("exact", title, rows, exactness_table(rows))
-
-
-def measure_long(options, name):
-    size = SIZES["toy"]._replace(**({"length": 64} if name == "toy" else LONG))
-    for dtype in dtypes_of(options):
-        candidates = attention.attention_candidates(workload_of(options, size, dtype))
-        rows = measure(candidates, options.repeats, steps_of(options, on_gpu=10))
-        compare(rows, size.batch_size * size.length, peak=peak_of(options, dtype))
-        yield Table(
-            f"long, {dtype}",
-            f"causal attention, forward and backward: {size.batch_size} x {size.length} tokens, "
-            f"{attention.NUM_HEADS} heads of {attention.KEY_DIM}",
-            rows,
-            engine_table(rows, first="first"),
-            num_ours=len(rows),
-        )
-
-
 def measure_scaling(options, name):
     size = SIZES[name]
     steps = steps_of(options)
@@ -252,110 +195,38 @@ def measure_scaling(options, name):
     yield Table("scaling, one device", "steps of the same model", rows, lines, num_ours=len(rows))
 
 
-TENSORFLOW, JAX = ("tensorflow",), ("jax",)
 PARTS = {
     **{
-        f"train-{size}": Part(measure_training, size, TENSORFLOW + JAX, f"training, model {size}")
+        f"train-{size}": Part(measure_training, size, f"training, model {size}")
         for size in ("tiny", "small", "base", "big")
     },
-    "decode": Part(
-        measure_decoding,
-        "base",
-        TENSORFLOW + JAX,
-        "decoding; on TensorFlow from an exported SavedModel, on JAX with 4 beams and with 1",
-    ),
+    "decode": Part(measure_decoding, "base", "decoding, from an exported SavedModel"),
     "generate": Part(
         measure_generation,
         "gpt2",
-        TENSORFLOW,
         "continuations by GPT-2's smallest shape in float32, one at a time, from text to text",
     ),
     "served": Part(
         measure_served,
         "base",
-        TENSORFLOW,
         "translation as it is served, from text to text, by the model of --run, of the texts of "
         "--text",
-    ),
-    "exact": Part(
-        measure_exact,
-        "small",
-        JAX,
-        "whether the numbers are those of a CPU, and the bits the same in every run and after a "
-        "restart",
-    ),
-    "long": Part(
-        measure_long,
-        "base",
-        JAX,
-        f"attention of {LONG['length']} tokens, in cuDNN's kernel, in chunks and with all weights "
-        "at once",
     ),
     "scaling": Part(
         measure_scaling,
         "small",
-        TENSORFLOW,
         "one step on 1, 2 and 4 virtual devices and on 2 workers of a CPU, the exact step compared "
         "with Keras's own",
     ),
 }
-
-
-def parts_of(backend):
-    """The names of the parts that `--part all` measures on a backend, a list."""
-    others = ("generate", "scaling", "served")
-    return [n for n, part in PARTS.items() if backend in part.backends and n not in others]
+ALL = ("train-tiny", "train-small", "train-base", "train-big", "decode")  # of --part all
 
 
 def dtypes_of(options):
-    """The dtypes in which to decode or attend: on a GPU only bfloat16, unless others are named."""
+    """The dtypes in which to decode: on a GPU only bfloat16, unless others are named."""
     return options.dtype or (["bfloat16"] if options.device == "gpu" else DTYPES)
 
 
 def steps_of(options, on_gpu=3):
     """Units of work per round."""
     return options.steps or (on_gpu if options.device == "gpu" else 3)
-
-
-def peak_of(options, dtype):
-    """Operations and bytes a second that the GPU can do at most; None if they are not known."""
-    speeds = PEAKS.get(options.gpu)
-    return speeds and (speeds[dtype], speeds["bytes"])
-
-
-def mark_of(text, measured, wanted=None):
-    """A mark as of `marks_of`; `measured` is None if it was not, `wanted` if there is no least."""
-    reached = None if None in (measured, wanted) else measured >= wanted
-    return {"mark": text, "wanted": wanted, "measured": measured, "reached": reached}
-
-
-def marks_of(name, dtype, rows):
-    """What a training step should reach on an H100, and what it reached.
-
-    Args:
-        name: of the size.
-        dtype: of the step.
-        rows: rows of `compare`, ours first.
-
-    Returns:
-        A list of dictionaries: `mark`; `wanted`, the least it should be, or None; `measured`, None
-        if it was not; `reached`, None if nothing is wanted or was measured.
-    """
-    ours, *peers = rows
-
-    def ratio(peer):
-        [row] = [row for row in peers if row["name"].startswith(peer)]
-        return row.get("ours_is_faster_by", [None])[0]
-
-    marks = [
-        mark_of(f"times as fast as {peer}", ratio(peer), wanted)
-        for peer, wanted in FASTER_THAN.items()
-    ]
-    if (name, dtype) == ("big", "bfloat16"):
-        speed = ours.get("tokens_per_second")
-        marks.append(mark_of("target tokens a second", speed, TOKENS_PER_SECOND_AT_BIG))
-    if (name, dtype) == ("base", "bfloat16"):
-        milliseconds = 1000 * statistics.median(ours["seconds"]) if ours["seconds"] else None
-        text = f"ms a step, at least {ours.get('bound_ms', math.nan):.2f} by what it moves"
-        marks.append(mark_of(text, milliseconds))
-    return marks

@@ -12,6 +12,13 @@ from .engines import (
     wait_for_torch,
 )
 
+# Operations a second, in float32 by TF32, and bytes a second: dense, from NVIDIA's data sheets, of
+# the cards with these names. Others of their families, such as PCIe's, are slower.
+PEAKS = {
+    "NVIDIA H100 80GB HBM3": {"bfloat16": 989e12, "float32": 495e12, "bytes": 3.35e12},
+    "NVIDIA H200": {"bfloat16": 989e12, "float32": 495e12, "bytes": 4.8e12},
+}
+
 
 class Product(NamedTuple):
     """`batch` matrix products of (rows, inner) by (inner, columns)."""
@@ -45,6 +52,12 @@ def forward_products(size):
 def training_flops(size):
     """Floating-point operations of all products of a training step: 2·m·k·n, three times."""
     return 3 * sum(2 * math.prod(p) * count for p, count in forward_products(size).items())
+
+
+def peak_of(gpu, dtype):
+    """Operations and bytes a second that a GPU can do at most; None if they are not known."""
+    speeds = PEAKS.get(gpu)
+    return speeds and (speeds[dtype], speeds["bytes"])
 
 
 def tensorflow_products(workload):

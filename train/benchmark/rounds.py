@@ -73,7 +73,7 @@ def in_process(function, workload, *arguments, environment=None):
     gpus = visible_gpus(gpu_count(), os.environ) if workload.device == "gpu" else [HIDDEN]
     variables = {**workload.environment(",".join(gpus)), **(environment or {})}
     with _new_process() as process:
-        process.submit(_set_up, variables)
+        process.submit(set_up, variables)
         return process.submit(function, workload, *arguments).result()
 
 
@@ -82,7 +82,7 @@ def _new_process():
     return concurrent.futures.ProcessPoolExecutor(1, context)
 
 
-def _set_up(variables):
+def set_up(variables):
     """Sets variables of this process, and silences it."""
     for stream in (1, 2):  # frameworks greet and warn; failures are raised
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
@@ -114,19 +114,20 @@ def _start(build, workload):
     """Builds the engine of this process and warms it up."""
     on_gpu = workload.device == "gpu"
     visible = visible_gpus(gpu_count(), os.environ)[0] if on_gpu else HIDDEN
-    _set_up(workload.environment(visible))
+    set_up(workload.environment(visible))
     if on_gpu:
         faulthandler.dump_traceback_later(SECONDS_TO_START, exit=True)
     engine = build(workload)
     _engines.append(engine)
+    engine.prepare()
     engine.finish(engine.unit())  # traces, compiles and allocates
     result = engine.finish(engine.unit())
     faulthandler.cancel_dump_traceback_later()
     return {"name": engine.name, "parameters": engine.num_parameters, "result": result}
 
 
-def _seconds_a_unit(steps):
-    [engine] = _engines
+def seconds_a_unit(engine, steps):
+    """The time of a unit of work, in seconds, from a number of them."""
     start = time.perf_counter()
     for _ in range(steps):
         result = engine.unit()
@@ -134,5 +135,9 @@ def _seconds_a_unit(steps):
     return (time.perf_counter() - start) / steps
 
 
+def _seconds_a_unit(steps):
+    return seconds_a_unit(_engines[0], steps)
+
+
 def _details():
-    return _engines[0].details()
+    return {key: each for details in _engines[0].details() for key, each in details.items()}

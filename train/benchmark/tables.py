@@ -1,7 +1,6 @@
 """From measured seconds to speeds, ratios and a table."""
 
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -135,6 +134,8 @@ _SHARES = {
     "busy, ms": _busy,
     "GiB held": _number("peak_bytes", ".2f", 2**30),
     "GiB moved": _number("bytes_moved", ".1f", 2**30),
+    "start, s": _number("seconds_to_start", ".1f"),
+    "compile, s": _number("seconds_to_compile", ".1f"),
     "result": _result,
 }
 
@@ -146,8 +147,23 @@ def _filled(columns, rows):
     return {first: name, **{key: text for key, text in others if any(map(text, measured))}}
 
 
+def mark_of(text, measured, wanted=None):
+    """What should be reached, and what was.
+
+    Args:
+        text: what is measured.
+        measured: None if it was not.
+        wanted: the least it should be, or None.
+
+    Returns:
+        A dictionary of these and `reached`, None if nothing is wanted or was measured.
+    """
+    reached = None if None in (measured, wanted) else measured >= wanted
+    return {"mark": text, "wanted": wanted, "measured": measured, "reached": reached}
+
+
 def mark_lines(marks):
-    """Lines of text, one for each mark of `parts.marks_of`."""
+    """Lines of text, one for each mark of `mark_of`."""
     lines = []
     for mark in marks:
         measured, wanted = mark["measured"], mark["wanted"]
@@ -181,18 +197,6 @@ def kernel_table(row):
         *table(columns, rows),
         f"The device computes {kernels['busy_ms']:.2f} of {kernels['span_ms']:.2f} ms a step.",
     ]
-
-
-def exactness_table(rows):
-    """Lines of text, one for each row of `measure_exactness`."""
-    columns = {
-        "what": lambda row: row["name"],
-        "holds": lambda row: "yes" if row["holds"] else "NO",
-        "numbers": lambda row: json.dumps(
-            {key: value for key, value in row.items() if key not in ("name", "holds")}
-        ),
-    }
-    return table(columns, rows)
 
 
 def table(columns, rows):

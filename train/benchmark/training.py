@@ -116,23 +116,27 @@ def pytorch_training(workload):
         dropout=DROPOUT,
         batch_first=True,
         norm_first=True,
-        device=device,
     )
     for block in [*transformer.encoder.layers, *transformer.decoder.layers]:
         block.dropout = nn.Identity()  # inside the feed-forward network: the others have none
-    embedding = nn.Embedding(size.vocabulary_size, size.hidden_dim, device=device)
+    embedding = nn.Embedding(size.vocabulary_size, size.hidden_dim)
     nn.init.normal_(embedding.weight, std=size.hidden_dim**-0.5)
     dropout = nn.Dropout(DROPOUT)
-    positions = torch.tensor(_sinusoids(size), dtype=torch.float32, device=device)
-    future = torch.ones(size.length, size.length, dtype=torch.bool, device=device).triu(1)
     parameters = [*transformer.parameters(), *embedding.parameters()]
-    optimizer = torch.optim.Adam(
-        parameters, ADAM["rate"], (ADAM["beta_1"], ADAM["beta_2"]), ADAM["epsilon"], fused=True
-    )
-    batches = itertools.cycle(
-        [torch.from_numpy(ids).long().to(device) for ids in (*inputs.values(), labels)]
-        for inputs, labels in training_batches(workload)
-    )
+    positions = future = optimizer = batches = None
+
+    def prepare():
+        nonlocal positions, future, optimizer, batches
+        transformer.to(device)
+        embedding.to(device)
+        positions = torch.tensor(_sinusoids(size), dtype=torch.float32, device=device)
+        future = torch.ones(size.length, size.length, dtype=torch.bool, device=device).triu(1)
+        betas = ADAM["beta_1"], ADAM["beta_2"]
+        optimizer = torch.optim.Adam(parameters, ADAM["rate"], betas, ADAM["epsilon"], fused=True)
+        batches = itertools.cycle(
+            [torch.from_numpy(ids).long().to(device) for ids in (*inputs.values(), labels)]
+            for inputs, labels in training_batches(workload)
+        )
 
     def embed(ids):
         return dropout(embedding(ids) * math.sqrt(size.hidden_dim) + positions)
@@ -171,11 +175,11 @@ def pytorch_training(workload):
         return loss.item()
 
     def details():
-        return {"peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None}
+        yield {"peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None}
 
     name = f"PyTorch {torch.__version__.partition('+')[0]} nn.Transformer"
     num_parameters = sum(parameter.numel() for parameter in parameters)
-    return Engine(name, unit, num_parameters, finish, details)
+    return Engine(name, unit, num_parameters, finish, prepare, details)
 
 
 def keras_training(named_model, workload):
