@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import logging
+import multiprocessing
 import os
 import pathlib
 import re
@@ -19,7 +20,7 @@ import numpy as np
 import pytest
 
 from train.benchmark import collect, command, device, report
-from train.benchmark.engines import SIZES, Engine, Workload, name_of_gpu
+from train.benchmark.engines import SIZES, Engine, NoDevice, Workload, name_of_gpu
 from train.benchmark.exactness import largest_difference
 from train.benchmark.minutes import Measure, compared, one_by_one, timed
 from train.benchmark.on_jax import kernels, summed
@@ -59,6 +60,7 @@ def engine_of_a_missing_package(workload):
 
 
 def engine_that_dies(workload):
+    os.write(2, b"the driver's last words\n")
     os._exit(7)
 
 
@@ -68,7 +70,8 @@ def details_that_fail():
 
 
 def fact(workload):
-    return {"holds": True}
+    note("fact built")
+    return lambda: {"holds": True}
 
 
 def measured(works, tmp_path, minutes=2.0, shares=None, used=0.0):
@@ -97,7 +100,8 @@ def test_engines_start_ahead_but_use_the_device_one_after_another(tmp_path):
     assert all(row["unavailable"] is row["afterwards"] is None for row in rows.values())
     log = (tmp_path / "log").read_text().split("\n")
     used = [line[0] for line in log if line.endswith(("begins", "works"))]
-    assert used == sorted(used) and len(used) == 3 * (1 + 2 + 4)
+    assert used == sorted(used) and len(used) > 3 * (1 + 2 + 4)
+    assert log.index("b built") < log.index("c begins"), "while the one before works"
 
 
 def test_what_is_missing_fails_or_takes_too_long_is_said_and_the_others_go_on(tmp_path):
@@ -112,11 +116,13 @@ def test_what_is_missing_fails_or_takes_too_long_is_said_and_the_others_go_on(tm
     rows = measured(works, tmp_path, shares={"slow": 0.02})
     assert rows["missing"]["unavailable"] == "skipped: no_such_package is not installed"
     assert rows["missing"]["lacks"] == "no_such_package"
-    assert rows["dies"]["unavailable"] == "failed: its process ended"
+    assert rows["dies"]["unavailable"] == "failed: its process ended with exit code 7"
+    assert rows["dies"]["details_of_failure"] == "the driver's last words\n"
     assert re.fullmatch("stopped after [23] s, while compiling", rows["slow"]["unavailable"])
     after = rows["unlooked at"]
     assert after["seconds"] and after["peak_bytes"] == 7, "what was measured stays"
     assert after["afterwards"] == "failed: RuntimeError: no profiler"
+    assert "in details_that_fail" in after["details_of_failure"]
     assert rows["fact"]["holds"] and not rows["fact"]["unavailable"]
     assert rows["well"]["seconds"]
 
@@ -127,6 +133,18 @@ def test_the_minutes_end_for_what_runs_and_for_what_would_follow(tmp_path):
     assert re.fullmatch("stopped after 4 s, while compiling", rows["slow"]["unavailable"])
     assert rows["next"]["unavailable"] == "left out: 10 minutes were over"
     assert rows["last"]["unavailable"] == "left out: 10 minutes were over"
+
+
+def test_what_is_stopped_has_ended_when_the_next_may_use_the_device(tmp_path):
+    environment = {LOG: str(tmp_path / "log")}
+    measures = [
+        Measure(None, "slow", named("slow", compiling=600.0), environment, 0.01),
+        Measure(None, "next", named("next"), environment, 1.0),
+    ]
+    with contextlib.closing(one_by_one(measures, time.monotonic(), 2.0)) as news:
+        assert any("doing" not in row for _, row in news)
+        assert len(multiprocessing.active_children()) == 1
+    assert not multiprocessing.active_children()
 
 
 def test_rows_are_told_before_their_details(tmp_path):
@@ -162,8 +180,9 @@ def test_a_run_measures_all_without_tensorflow_and_keeps_programs(environment, t
     output.write_text(json.dumps({"runs": [{"measurements": [EARLIER]}]}))
     environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    environment.pop("XLA_FLAGS", None)
     said, errors = started(environment, "--minutes=30", f"--json={output}").communicate()
-    assert errors.count("\n") == 1 and "Packages are not here: torch. Bring" in errors
+    assert errors.count("\n") == 1 and "was measured but what needs torch, which is" in errors
     earlier, run = json.loads(output.read_text())["runs"]
     assert earlier == {"measurements": [EARLIER]}
     base, exact, big, long = (each["engines"] for each in run["measurements"])
@@ -205,8 +224,9 @@ def rows_of(output):
 
 def test_minutes_count_from_the_start_of_the_process(tmp_path, capsys):
     output = tmp_path / "device.json"
-    begun = time.monotonic() - 240.0
-    assert device.run([*TOY, f"--json={output}"], begun) == 0
+    with pytest.raises(SystemExit) as stopped:
+        command.main([*TOY, f"--json={output}"], time.monotonic() - 240.0)
+    assert stopped.value.code == 0
     rows = rows_of(output)
     assert len(rows) == 8
     assert {row["unavailable"] for row in rows} == {"left out: 4 minutes were over"}
@@ -225,7 +245,9 @@ def rows(monkeypatch):
                 place = seen[name] = seen.get(name, -1) + 1
                 row = {"name": measure.label, "unavailable": "left out", "seconds": []}
                 given = by_table.get(name, ())
-                yield measure, {**row, **(given[place] if place < len(given) else {})}
+                row |= given[place] if place < len(given) else {}
+                yield measure, {**row, "unavailable": None, "seconds": [], "doing": "compiling"}
+                yield measure, row
 
         monkeypatch.setattr(device, "one_by_one", told)
 
@@ -251,6 +273,19 @@ def test_the_exit_code_says_whether_ours_failed(row, status, rows, tmp_path):
     assert device.run(TOY, time.monotonic()) == status
 
 
+def test_the_file_is_written_for_each_row(rows, tmp_path, monkeypatch):
+    output, counts = tmp_path / "device.json", []
+
+    def save(path, runs):
+        report.save(path, runs)
+        counts.append(len(rows_of(path)))
+
+    rows(train_base=[OURS])
+    monkeypatch.setattr(device, "save", save)
+    assert device.run([*TOY, f"--json={output}"], time.monotonic()) == 0
+    assert counts == list(range(1, 9))
+
+
 def test_a_wrong_number_is_a_failure(rows, capsys):
     rows(exact=[{"unavailable": None, "holds": False, "largest_difference": 0.5}])
     assert device.run(TOY, time.monotonic()) == 1
@@ -264,8 +299,15 @@ def test_a_package_that_was_not_carried_is_named_after_everything_else(rows, cap
         command.main(TOY)
     said = capsys.readouterr()
     assert stopped.value.code == 2 and said.err.count("\n") == 1
-    assert "error: Packages are not here: keras_hub. Bring" in said.err
+    assert "error: Everything was measured but what needs keras_hub, which is not inst" in said.err
     assert "train-base, bfloat16: keras_transformer, JAX" in said.out.split("\n\n")[1]
+
+
+def test_a_gpu_that_jax_does_not_use_is_said_in_one_line(on_gpu, tmp_path, capsys):
+    lost = {**TORCH, "has_no_device": True, "trouble": "failed: NoDevice: the driver is too old"}
+    with pytest.raises(ValueError, match=r"on NVIDIA H200: failed: NoDevice: the driver is too"):
+        on_gpu("NVIDIA H200", tmp_path, train_base=[OURS, HUB, lost])
+    assert [row["seconds"] for row in rows_of(tmp_path / "device.json")] == [[0.01], [0.016]]
 
 
 def test_a_full_disk_is_said_in_one_line_and_what_was_written_stays(rows, tmp_path, capsys):
@@ -376,6 +418,7 @@ def test_wheels_are_collected_up_to_a_size_with_the_checkout(tmp_path, monkeypat
         collect.collect(tmp_path, pip=pip)
 
 
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="is not a checkout")
 def test_the_checkout_is_what_git_does_not_ignore():
     files = {path.relative_to(REPOSITORY) for path in collect.checkout()}
     assert {pathlib.Path("setup.py"), pathlib.Path("train/benchmark/collect.py")} < files
@@ -400,9 +443,13 @@ def test_versions_that_are_collected_are_those_that_the_library_supports():
     ("sees", "flags", "message"),
     [
         (None, ["--device=gpu"], "--device gpu needs an NVIDIA GPU.*Received: none"),
-        ("", ["--device=gpu"], "Received: 1 NVIDIA GPUs that jax does not see"),
+        ("", ["--device=gpu"], r"Received: NVIDIA GPUs that jax does not see \(1\)"),
         ("NVIDIA T4", ["--gpu=H100"], "--gpu H100 needs.*Received: NVIDIA T4"),
-        (RuntimeError("CUDA driver is too old\nfor this"), ["--gpu=H100"], "see: CUDA driver is t"),
+        (
+            RuntimeError("CUDA driver is too old\nfor this"),
+            ["--gpu=H100"],
+            r"see \(1\): CUDA driver is t",
+        ),
     ],
 )
 def test_another_device_than_asked_for_is_refused(sees, flags, message, monkeypatch, capsys):
@@ -449,7 +496,7 @@ def test_jax_says_why_it_sees_no_gpu(monkeypatch):
         return [types.SimpleNamespace(platform="cpu")]
 
     monkeypatch.setitem(sys.modules, "jax", types.SimpleNamespace(devices=devices))
-    with pytest.raises(RuntimeError, match=r"^CUDA driver version is insufficient$"):
+    with pytest.raises(NoDevice, match=r"^CUDA driver version is insufficient$"):
         name_of_gpu(Workload(None, "", 1, 1, "gpu", backend="jax"))
 
 
@@ -504,6 +551,7 @@ def test_what_is_measured_first_is_worth_the_most():
     options = types.SimpleNamespace(device="gpu", toy=False, threads=1, json=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "visible_gpus", lambda *_: ["3"])
+        patch.setenv("XLA_FLAGS", "--xla_of_the_user")
         measures = device.measures_of(options)
     assert [(measure.table.name, measure.label.split()[0]) for measure in measures] == [
         ("train-base, bfloat16", "keras_transformer"), ("train-base, bfloat16", "KerasHub"),
@@ -513,7 +561,9 @@ def test_what_is_measured_first_is_worth_the_most():
     ]  # fmt: skip
     assert {measure.environment["CUDA_VISIBLE_DEVICES"] for measure in measures} == {"3"}
     assert measures[0].table.size.batch_size == 256 and measures[5].table.size.length == 4096
-    assert "deterministic" in measures[-1].environment["XLA_FLAGS"]
+    assert {measure.environment["XLA_FLAGS"] for measure in measures[:-1]} == {"--xla_of_the_user"}
+    flags = measures[-1].environment["XLA_FLAGS"].split(" ")
+    assert flags == ["--xla_of_the_user", "--xla_gpu_deterministic_ops=true"]
 
 
 def test_jax_keeps_its_programs_beside_the_report_unless_it_was_told_where(tmp_path, monkeypatch):

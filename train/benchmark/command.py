@@ -73,8 +73,10 @@ def choose_device(wanted=None, backend="tensorflow", gpu=""):
     if wanted == "cpu":
         return "cpu", None
     name, gpus = "", visible_gpus(gpu_count(), os.environ)
-    received = f"{len(gpus)} NVIDIA GPUs that {backend} does not see" if gpus else "none"
-    if gpus:
+    received = f"NVIDIA GPUs that {backend} does not see ({len(gpus)})" if gpus else "none"
+    if gpus and backend == "jax":
+        name = (nvidia_smi() or {}).get("name", "")  # its engines find out if JAX sees it
+    if gpus and not name:
         try:
             name = in_process(name_of_gpu, Workload(None, "", 1, 1, "gpu", backend=backend))
         except Exception as error:  # of JAX and CUDA: such as a driver that is too old

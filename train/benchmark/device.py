@@ -21,6 +21,7 @@ computes in a step.
 import contextlib
 import functools
 import importlib.util
+import json
 import os
 import statistics
 import time
@@ -50,7 +51,7 @@ TOKENS_PER_SECOND_AT_BIG = 120_000
 # What XLA makes of our step of base for an H100 (docs/h100.md).
 BYTES_OF_BASE = 22.7 * 2**30
 CACHE = "jax-cache"  # folder beside the report
-SECONDS_WORTH_KEEPING = 5  # of compiling
+SECONDS_WORTH_KEEPING = 10  # of compiling
 
 
 def parse(arguments):
@@ -109,12 +110,13 @@ def measures_of(options):
         title = f"{size.describe()}, {tokens}; ms per step of {flops / 1e9:.3g} GFLOP"
         return Table(f"train-{name}, bfloat16", title, size, "bfloat16", [], flops)
 
-    def measure(table, label, work, function, share, flags=None, is_ours=True):
+    def measure(table, label, work, function, share, flags="", is_ours=True):
         size, threads = table.size, options.threads
         workload = Workload(
             size, table.dtype, size.batch_size, threads, options.device, True, "jax"
         )
-        environment = cache_of(options.json) | workload.environment(visible) | (flags or {})
+        environment = cache_of(options.json) | workload.environment(visible)
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
         return Measure(
             table, label, functools.partial(work, function, workload), environment, share, is_ours
         )
@@ -135,7 +137,7 @@ def measures_of(options):
         *(measure(long, label, timed, build, 0.15) for label, build in kinds.items()),
         measure(
             exact, "trained twice = resumed, deterministic", compared, exactness.same_bits, 0.5,
-            flags=exactness.DETERMINISTIC,
+            flags=exactness.FLAGS,
         ),
     ]  # fmt: skip
 
@@ -203,18 +205,19 @@ def run(arguments, begun):
     options = parse(arguments)
     report = new_run(options)
     runs = [*read_report(options.json), report]
-    known = {name: each for name, each in report["machine"].items() if each}
-    print(f"{options.minutes:g} minutes", *known.values(), sep=", ", flush=True)
+    print(f"{options.minutes:g} minutes;", *described(report["machine"]), sep=" ", flush=True)
     measures = measures_of(options)
     failed, lacking = False, set()
     with contextlib.closing(one_by_one(measures, begun, options.minutes)) as news:
         for measure, row in news:
             is_over, rows = "doing" not in row, measure.table.rows
+            if row.get("has_no_device"):
+                raise ValueError(f"JAX does not compute on {options.gpu}: {row['trouble']}")
             if not is_over and not row["seconds"]:
                 continue
             rows[:] = [*(other for other in rows if other is not row), row]
-            if is_over:
-                row["gpu_state_after"] = nvidia_smi() if options.gpu else None
+            if not is_over and options.gpu and "gpu_state" not in row:
+                row["gpu_state"] = nvidia_smi()  # while its process looks at the kernels
             report["measurements"] = measured(measures, options.gpu)
             if options.json:
                 save(options.json, runs)
@@ -225,10 +228,17 @@ def run(arguments, begun):
     print("", *report_table(runs), sep="\n", flush=True)
     if lacking and not failed:
         raise ModuleNotFoundError(
-            f"Packages are not here: {', '.join(sorted(lacking))}. Bring them, as docs/device.md "
-            "tells, to compare with what needs them. Everything else was measured."
+            f"Everything was measured but what needs {' and '.join(sorted(lacking))}, which "
+            "is not installed. docs/device.md tells how to bring packages."
         )
     return int(failed)
+
+
+def described(machine):
+    """What is known of a machine, words."""
+    for name, known in machine.items():
+        if known:
+            yield f"{name.replace('_', ' ')}: {json.dumps(known)};"
 
 
 def measured(measures, gpu):

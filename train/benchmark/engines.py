@@ -83,7 +83,7 @@ class Workload(NamedTuple):
             "CUDA_VISIBLE_DEVICES": visible,
             "OMP_NUM_THREADS": str(self.threads),
             "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # several processes share the GPU
-            **({} if self.device == "gpu" else {"JAX_PLATFORMS": "cpu"}),
+            "JAX_PLATFORMS": "cuda,cpu" if self.device == "gpu" else "cpu",
         }
 
 
@@ -155,25 +155,42 @@ def import_keras(workload, mixed=False, decoding=False):
     return tensorflow, keras
 
 
-def name_of_gpu(workload):
-    """The name of the first GPU that the backend of a workload sees, or "".
+class NoDevice(RuntimeError):
+    """A framework does not compute on the device that was asked for."""
+
+
+def import_jax(workload):
+    """JAX, which computes on the device of the workload.
 
     Raises:
-        RuntimeError: if JAX said why it sees none, such as a driver that is too old.
+        NoDevice: if it does not, with what JAX says, such as that a driver is too old: left alone,
+            it would go on with the CPU.
+    """
+    import jax
+
+    said = []
+    notes = logging.Handler(logging.WARNING)
+    notes.emit = lambda record: said.append(
+        record.exc_info[1] if record.exc_info else record.getMessage()
+    )
+    logging.getLogger("jax").addHandler(notes)
+    try:
+        platform = jax.devices()[0].platform
+    except RuntimeError as error:
+        raise NoDevice(error) from None
+    if workload.device == "gpu" and platform != "gpu":
+        raise NoDevice(said[0] if said else f"it computes on {platform}")
+    return jax
+
+
+def name_of_gpu(workload):
+    """The name of the first GPU that the backend of a workload sees; "" if TensorFlow sees none.
+
+    Raises:
+        NoDevice: if JAX sees none.
     """
     if workload.backend == "jax":
-        import jax
-
-        said = []
-        notes = logging.Handler(logging.WARNING)
-        notes.emit = lambda record: said.append(
-            record.exc_info[1] if record.exc_info else record.getMessage()
-        )
-        logging.getLogger("jax").addHandler(notes)
-        device = jax.devices()[0]
-        if device.platform != "gpu" and said:
-            raise RuntimeError(said[0])
-        return device.device_kind if device.platform == "gpu" else ""
+        return import_jax(workload).devices()[0].device_kind
     import tensorflow
 
     seen = tensorflow.config.list_physical_devices("GPU")

@@ -4,15 +4,22 @@ What a process finds out it tells at once, so that nothing is lost when the rest
 """
 
 import contextlib
+import functools
 import multiprocessing
+import os
+import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .engines import NoDevice
 from .rounds import seconds_a_unit, set_up, why_not
 
 ROUNDS, UNITS = 4, 5  # each round is timed as a whole
+SECONDS_TO_WARM_UP = 0.5  # a GPU that had nothing to do has a low clock
 SECONDS_TO_END = 2
+LAST_WORDS = 2000  # characters of what a process said that are kept when it has died
 
 
 class Measure(NamedTuple):
@@ -47,20 +54,27 @@ def timed(build, workload, wait):
     engine.prepare()
     engine.finish(engine.unit())
     yield {"doing": "working", "seconds_to_compile": time.perf_counter() - begun}
+    begun = time.perf_counter()
     result = engine.finish(engine.unit())
+    while time.perf_counter() - begun < SECONDS_TO_WARM_UP:
+        engine.finish(engine.unit())
     seconds = [seconds_a_unit(engine, UNITS) for _ in range(ROUNDS)]
     yield {"doing": "tracing its kernels", "result": result, "seconds": seconds}
     yield from engine.details()
 
 
-def compared(function, workload, wait):
-    """Yields what a function of a workload finds out.
+def compared(build, workload, wait):
+    """Yields what a comparison finds out.
 
-    The arguments are those of `timed`, but for the function.
+    Args:
+        build: makes a function, which compares, of a `Workload`, and leaves the device alone.
+        workload: what is compared.
+        wait: returns when the device is free.
     """
+    compare = build(workload)
     wait()
     yield {"doing": "comparing"}
-    yield function(workload)
+    yield compare()
 
 
 def one_by_one(measures, begun, minutes):
@@ -77,12 +91,15 @@ def one_by_one(measures, begun, minutes):
         minutes: how many there are.
     """
     end, processes = begun + 60 * minutes, []
+    folder = tempfile.TemporaryDirectory()
     try:
         for place, measure in enumerate(measures):
             row = {"name": measure.label, "unavailable": None, "seconds": [], "doing": "starting"}
             now = time.monotonic()
             if now < end:
-                processes += map(_Process, measures[len(processes) : place + 2])
+                for following in measures[len(processes) : place + 2]:
+                    said = os.path.join(folder.name, f"{len(processes)}")
+                    processes.append(_Process(following, said))
                 for news in processes[place].work(min(end, now + 60 * minutes * measure.share)):
                     row |= news
                     yield measure, row
@@ -94,15 +111,20 @@ def one_by_one(measures, begun, minutes):
     finally:
         for process in processes:
             process.end()
+        folder.cleanup()
 
 
 class _Process:
-    """The process of a measure. It starts at once, but waits until it may use the device."""
+    """The process of a measure. It starts at once, but waits until it may use the device.
 
-    def __init__(self, measure):
+    What it and its libraries print is appended to the file `said`.
+    """
+
+    def __init__(self, measure, said):
         context = multiprocessing.get_context("spawn")  # a fork inherits threads and memory
         self._pipe, theirs = context.Pipe()
-        arguments = theirs, measure.work, measure.environment
+        self._said = said
+        arguments = theirs, measure.work, measure.environment, said
         self._process = context.Process(target=_tell, args=arguments)
         self._process.start()
         theirs.close()
@@ -116,7 +138,7 @@ class _Process:
             try:
                 news = self._pipe.recv()
             except (EOFError, OSError):
-                news = {"trouble": "failed: its process ended"}
+                news = self._death()
             if news is None:
                 return
             doing = news.get("doing", doing)
@@ -124,7 +146,15 @@ class _Process:
             if "trouble" in news:
                 return
         self._process.kill()
+        self._process.join()
         yield {"trouble": f"stopped after {time.monotonic() - begun:.0f} s, while {doing}"}
+
+    def _death(self):
+        """What is told of a process that ended before it had told everything."""
+        self._process.join(SECONDS_TO_END)
+        trouble = f"failed: its process ended with exit code {self._process.exitcode}"
+        with open(self._said, encoding="utf-8", errors="replace") as file:
+            return {"trouble": trouble, "details_of_failure": file.read()[-LAST_WORDS:]}
 
     def end(self):
         """Waits a moment for one that has told everything, and kills it."""
@@ -134,15 +164,22 @@ class _Process:
         self._process.join()
 
 
-def _tell(pipe, work, environment):
+def _tell(pipe, work, environment, said):
     """Sends what a measure finds out, and None after it."""
-    set_up(environment)
+
+    def unless_alone(use, *arguments):
+        try:
+            return use(*arguments)
+        except (EOFError, OSError):  # nobody listens any more
+            os._exit(1)
+
+    set_up(environment, said)
     try:
-        for news in work(pipe.recv):
-            pipe.send(news)
-        pipe.send(None)
-    except (EOFError, ConnectionError):
-        return  # nobody listens any more
+        for news in work(functools.partial(unless_alone, pipe.recv)):
+            unless_alone(pipe.send, news)
+        news = None
     except Exception as error:  # whatever a framework raises becomes a line of the table
-        lacks = error.name if isinstance(error, ModuleNotFoundError) else None
-        pipe.send({"trouble": why_not(error), "lacks": lacks})
+        news = {"trouble": why_not(error), "details_of_failure": traceback.format_exc()}
+        news["lacks"] = error.name if isinstance(error, ModuleNotFoundError) else None
+        news["has_no_device"] = isinstance(error, NoDevice)
+    unless_alone(pipe.send, news)

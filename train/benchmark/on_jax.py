@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 
-from .engines import Engine
+from .engines import Engine, import_jax
 from .training import training_batches
 
 TRACED_STEPS = 3
@@ -19,8 +19,7 @@ def jax_training(named_model, workload):
         named_model: function from the workload to a name and a compiled model.
         workload: the work of a step.
     """
-    import jax
-
+    jax = import_jax(workload)
     with jax.default_device(jax.devices("cpu")[0]):  # which compiles small programs sooner
         name, model = named_model(workload)
         model.optimizer.build(model.trainable_variables)
@@ -33,7 +32,7 @@ def jax_training(named_model, workload):
         nonlocal step, state, batches
         step = traced.compile()
         state = jax.device_put(state, jax.devices()[0])
-        batches = itertools.cycle(map(jax.device_put, batches))
+        batches = itertools.cycle([jax.device_put(batch) for batch in batches])
 
     def unit():
         nonlocal state

@@ -82,10 +82,10 @@ def _new_process():
     return concurrent.futures.ProcessPoolExecutor(1, context)
 
 
-def set_up(variables):
-    """Sets variables of this process, and silences it."""
+def set_up(variables, said=os.devnull):
+    """Sets variables of this process, and has it write what frameworks say into a file."""
     for stream in (1, 2):  # frameworks greet and warn; failures are raised
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        os.dup2(os.open(said, os.O_WRONLY | os.O_APPEND | os.O_CREAT), stream)
     os.environ.update(variables)
 
 

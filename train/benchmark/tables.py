@@ -1,5 +1,6 @@
 """From measured seconds to speeds, ratios and a table."""
 
+import functools
 import importlib.metadata
 import os
 import pathlib
@@ -242,10 +243,15 @@ def machine(threads, gpu=None):
     }
 
 
+@functools.cache
+def measured_gpu():
+    """The id of the GPU that is measured: the first that CUDA shows."""
+    return (visible_gpus(gpu_count(), os.environ) or ["0"])[0]
+
+
 def nvidia_smi():
     """Driver, power, clocks and temperature of the GPU that is measured; None if unknown."""
-    [gpu, *_] = visible_gpus(gpu_count(), os.environ) or ["0"]
-    query = [f"--query-gpu={','.join(SMI)}", "--format=csv,noheader", f"--id={gpu}"]
+    query = [f"--query-gpu={','.join(SMI)}", "--format=csv,noheader", f"--id={measured_gpu()}"]
     try:
         done = subprocess.run(
             ["nvidia-smi", *query], capture_output=True, text=True, timeout=30, check=True

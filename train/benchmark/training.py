@@ -103,7 +103,7 @@ def kerashub(workload):
 def pytorch_training(workload):
     """`torch.nn.Transformer` with its fused attention, fused Adam and autocast for bfloat16.
 
-    Eager on a CPU, under `torch.compile` on a GPU.
+    Under `torch.compile` if the workload is to be compiled.
     """
     torch, device = import_torch(workload)
     nn, size = torch.nn, workload.size
