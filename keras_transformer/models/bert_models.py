@@ -51,6 +51,7 @@ class BertModel(TextModel):
     """
 
     kind = "bert"
+    gives_logits = False
     token_embedding = Part("token_embedding")
     segment_embedding = Part("segment_embedding")
     positions = Part("positions")
@@ -102,6 +103,7 @@ class BertPretrainingModel(BertModel):
 class BertHeadModel(BertModel):
     """A backbone with one head, of any kind."""
 
+    gives_logits = True
     head = Part("head")
 
     def logits(self, token_ids, segment_ids):

@@ -1,5 +1,8 @@
 """Every model is of a class: built, saved, cloned, with LoRA; also if version 0.2 has saved it."""
 
+import functools
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -132,3 +135,70 @@ def test_other_objects_need_the_methods_that_are_used():
         ValueError, match=r"methods encode, .*Received: 'model' without start_cache"
     ):
         kt.serving.Translator("model", kt.tokenizers.SymbolTokenizer("ab"))
+
+
+def probability_takers():
+    """Every loss and metric of Keras whose numbers change if it is told that it gets logits."""
+    told = {"from_logits": True, "threshold": 0.0, "thresholds": 0.0}
+    for module in (keras.losses, keras.metrics):
+        for name, each in vars(module).items():
+            if not callable(each) or name in ("F1Score", "FBetaScore"):  # of the highest
+                continue
+            parameters = inspect.signature(each).parameters
+            if argument := next(filter(parameters.__contains__, told), None):
+                yield module, name, {argument: told[argument]}
+    yield keras.losses, "KLDivergence", None
+    yield keras.metrics, "Poisson", None
+    yield keras.metrics, "kl_divergence", None
+
+
+TAKERS = list(probability_takers())
+
+
+@pytest.mark.parametrize(("module", "name", "told"), TAKERS)
+def test_a_model_with_logits_refuses_what_takes_probabilities(module, name, told):
+    model, taker = BUILDERS["classifier"](), getattr(module, name)
+    is_function = inspect.isfunction(taker)
+    message = "no argument" if told is None else rf"Give \w+\({next(iter(told))}="
+
+    def compiled(each):
+        given = {"loss": each} if module is keras.losses else {"loss": "mse", "metrics": [each]}
+        model.compile("sgd", **given)
+
+    with pytest.raises(ValueError, match=rf"returns logits, which \w+ would take.*{message}"):
+        compiled(taker if is_function else taker())
+    if told:
+        compiled(functools.partial(taker, **told) if is_function else taker(**told))
+
+
+def test_names_of_losses_and_metrics_are_judged_as_what_they_name():
+    model, one = BUILDERS["classifier"](), kt.classifier(11, 1, **SMALL)
+    for loss in ("categorical_crossentropy", "SparseCategoricalCrossentropy", "kl_divergence"):
+        with pytest.raises(ValueError, match=f"Received: loss='{loss}'"):
+            model.compile("sgd", loss=loss)
+    for metric in ("ce", "crossentropy", "AUC", "Precision", "binary_accuracy"):
+        for name in ("metrics", "weighted_metrics"):
+            with pytest.raises(ValueError, match=f"Received: {name}='{metric}'"):
+                model.compile("sgd", loss="mse", **{name: [metric]})
+    with pytest.raises(ValueError, match=r"Give BinaryAccuracy\(threshold=0.0\)"):
+        one.compile("sgd", loss="mse", metrics=["accuracy"])
+    for metric in ("accuracy", "F1Score", keras.metrics.TopKCategoricalAccuracy(2)):
+        model.compile("sgd", loss="mse", metrics=[metric])
+    precision = keras.metrics.Precision(top_k=1)
+    model.compile("sgd", kt.TokenCrossentropy(), metrics=[precision, lambda y, p: p[:, 0]])
+
+
+@pytest.mark.parametrize("name", OF_TODAY)
+def test_models_know_whether_they_give_logits(name):
+    model = OF_TODAY[name]()
+    assert model.gives_logits == (name not in ("bert", "bert_pretraining"))
+    if model.gives_logits:
+        with pytest.raises(ValueError, match=r"from_logits=True"):
+            model.compile("sgd", "categorical_crossentropy")
+
+
+def test_what_somebody_builds_on_top_is_not_judged():
+    inner = BUILDERS["classifier"]()
+    probabilities = keras.layers.Softmax()(inner.output)
+    model = kt.Model(inner.input, probabilities)
+    model.compile("sgd", "categorical_crossentropy", metrics=["ce"])
