@@ -11,12 +11,24 @@ elif keras.backend.backend() == "jax":
 else:
 
     class OwnStep:
-        """On PyTorch, Keras's own step is correct."""
+        """On PyTorch, Keras's own step is correct, and `compile` has none of our arguments."""
+
+        def compile_from_config(self, config):
+            own = ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop", "cutoff")
+            given = {name: config[name] for name in own if config.get(name)}
+            if given not in ({}, {"accumulation_steps": 1}):
+                raise ValueError(
+                    "A model that was compiled with these arguments is trained on TensorFlow or "
+                    f"JAX. Load it there, or with compile=False. Received: {given}."
+                )
+            plain = {name: each for name, each in config.items() if name not in own}
+            self.compile(**keras.saving.deserialize_keras_object(plain))
+            if self.built and self.optimizer is not None:
+                self.optimizer.build(self.trainable_variables)
 
 
-_INPUT = keras.Input((1,), name="input")
-_OUTPUT = keras.layers.Identity(name="output")(_INPUT)
-FUNCTIONAL = type(keras.Model(_INPUT, _OUTPUT, name="model"))  # Keras's class of such models
+# Keras's class of functional models, of which none is made: layers would fix the dtype policy.
+FUNCTIONAL = type(keras.Model.__new__(keras.Model, inputs=None, outputs=None))
 
 # Functions from the config of a plain functional `Model` to the subclass that it is now, or None:
 # versions before 0.3 saved all models of this library as plain ones.

@@ -141,3 +141,76 @@ def test_layers_and_models_work_where_tensorflow_is_not_installed(backend):
 def test_what_hides_tensorflow_hides_it():
     run = python("-c", HIDE_TENSORFLOW + "import keras", backend="tensorflow")
     assert "No module named 'tensorflow'" in run.stderr
+
+
+SAVE_OR_LOAD = """
+import sys
+import keras, numpy as np
+import keras_transformer as kt
+
+folder, does = sys.argv[1:]
+ids = np.array([[7, 3, 0, 0], [2, 9, 4, 5]])
+labels = np.array([2, 0])
+SIZES = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+INPUTS = keras.Input((4,), dtype="int32")
+
+def models():
+    vectors = kt.EncoderBlock(num_heads=2, intermediate_dim=7)(kt.TokenEmbedding(11, 6)(INPUTS))
+    own = kt.Model(INPUTS, keras.layers.Dense(3)(kt.SequencePooling()(vectors)))
+    return {"own": own, "ready": kt.classifier(11, 3, **SIZES)}
+
+if does == "save":
+    for name, model in [*models().items(), *((f"plain {n}", m) for n, m in models().items())]:
+        if "plain" not in name:
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(kt.Adam(0.01), loss, metrics=["accuracy"])
+            model.fit(ids, labels, epochs=2, verbose=0)
+        path = f"{folder}/{keras.backend.backend()} {name}"
+        model.save(path + ".keras")
+        np.save(path + ".npy", model.predict(ids, verbose=0))
+else:
+    import glob
+    for path in sorted(glob.glob(folder + "/*.keras")):
+        model = keras.saving.load_model(path)
+        expected = np.load(path.replace(".keras", ".npy"))
+        np.testing.assert_allclose(model.predict(ids, verbose=0), expected, atol=1e-5)
+        if "plain" not in path:
+            assert int(model.optimizer.iterations) == 2
+            state = [np.abs(keras.ops.convert_to_numpy(v)).max() for v in model.optimizer.variables]
+            assert len(state) > 6 and sum(map(bool, state)) > 6, path
+            print(model.train_on_batch(ids, labels)[0], path)
+"""
+
+
+ON_TWO = pytest.param(("tensorflow", "torch"), ("torch", "jax"), marks=pytest.mark.oracle)
+ON_ALL = pytest.param(*[("tensorflow", "jax", "torch")] * 2, marks=pytest.mark.soak)
+
+
+@pytest.mark.parametrize(("save", "load"), [ON_TWO, ON_ALL])
+def test_files_of_each_backend_are_loaded_on_others(save, load, tmp_path):
+    for backend in save:
+        run = python("-c", SAVE_OR_LOAD, str(tmp_path), "save", backend=backend)
+        assert run.returncode == 0, run.stderr[-3000:]
+    losses = []
+    for backend in load:
+        run = python("-c", SAVE_OR_LOAD, str(tmp_path), "load", backend=backend)
+        assert run.returncode == 0, f"{backend}: {run.stderr[-3000:]}"
+        losses.append([float(line.split()[0]) for line in run.stdout.splitlines() if "." in line])
+        assert len(losses[-1]) == 2 * len(save)
+    for row in losses[1:]:
+        assert row[::2] == pytest.approx(losses[0][::2], abs=1e-5), "of those without dropout"
+
+
+REFUSES = """
+import keras, keras_transformer as kt
+inputs = keras.Input((3,))
+config = {"optimizer": "sgd", "loss": "mse", "clip_norm": 1.0, "accumulation_steps": 1}
+kt.Model(inputs, keras.layers.Dense(1)(inputs)).compile_from_config(config)
+"""
+
+
+@pytest.mark.oracle
+def test_what_pytorch_cannot_train_is_said():
+    run = python("-c", REFUSES, backend="torch")
+    assert "on TensorFlow or JAX. Load it there, or with compile=False" in run.stderr
+    assert "Received: {'clip_norm': 1.0" in run.stderr
