@@ -12,9 +12,9 @@ from keras_transformer.arguments import check_integer, check_number, check_proba
 from keras_transformer.layers.checks import (
     InputChecksMixin,
     check_arguments,
-    check_per_token,
     explicit_mask,
     implicit_mask,
+    mask_per_token,
 )
 from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
 from keras_transformer.layers.dropout import InnerDropout
@@ -32,7 +32,7 @@ from keras_transformer.ops.attention import (
     split_heads,
     spread_by_distance,
 )
-from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
+from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
 from keras_transformer.ops.projection import known_rows
 
 # While `AttentionScoresMixin.attend` runs: the weights of each attention layer called so far.
@@ -155,9 +155,10 @@ class MultiHeadAttention(
         value: (batch, source, source_dim) to attend to; None means `query`.
         key: what the query is compared with, (batch, source, source_dim); None means `value`.
         padding_mask: boolean (batch, source), True for a real token; as all masks, by name. The
-            implicit Keras mask of what is attended to is used if None.
-        attention_mask: boolean, broadcasts to (batch, target, source); True where
-            attention is allowed. All masks given: what all of them allow.
+            implicit Keras mask of what is attended to is used if None. Zeros and ones in integers
+            are as good as booleans, in every mask.
+        attention_mask: boolean, broadcasts to (batch, target, source), or (target, source); True
+            where attention is allowed. All masks given: what all of them allow.
         attention_bias: added to the scaled products of queries and keys, broadcasts to
             (batch, heads, target, source), or None; such as of `RelativePositionBias`; or that of
             each distance, (1, heads, target + source), as of `ops.attention.spread_by_distance`,
@@ -176,9 +177,10 @@ class MultiHeadAttention(
 
     Raises:
         ValueError: if a number is out of its range, or `num_key_value_heads` does not divide
-            `num_heads`; if `key_dim` is None and the width of the query cannot be divided by
-            `num_heads`; for inputs or masks of another rank or width, a value in a later call
-            only, or a key that is not like the value; for `rotary` with a value.
+            `num_heads`; for an `activity_regularizer`; if `key_dim` is None and the width of the
+            query cannot be divided by `num_heads`; for inputs or masks of another rank or width, a
+            value in a later call only, or a key that is not like the value; for `rotary` with a
+            value.
 
     Examples:
         >>> layer = MultiHeadAttention(num_heads=2)
@@ -206,6 +208,13 @@ class MultiHeadAttention(
         **kwargs,
     ):
         super().__init__(**kwargs)
+        if self.activity_regularizer is not None:
+            raise ValueError(
+                "activity_regularizer is not supported: Keras's attention has it on each of its "
+                "four projections, of which some are one product here. Add a penalty to the "
+                "outputs with keras.layers.ActivityRegularization. Received: activity_regularizer="
+                f"{kwargs['activity_regularizer']!r}."
+            )
         check_integer("num_heads", num_heads)
         widths = {"key_dim": key_dim, "value_dim": value_dim}
         for name, number in {**widths, "num_key_value_heads": num_key_value_heads}.items():
@@ -319,13 +328,9 @@ class MultiHeadAttention(
         # Keras passes the implicit masks of its three names, too. That of the value is what
         # `implicit_mask` finds; a padded query may attend as it likes, for nobody reads it.
         value_mask, query_mask = explicit_mask(source, value_mask), explicit_mask(query, query_mask)
-        for name, mask, inputs in (
-            ("query_mask", query_mask, query),
-            ("value_mask", value_mask, source),
-            ("key_mask", key_mask, source),
-        ):
-            if mask is not None:
-                check_per_token(name, mask, inputs)
+        query_mask = mask_per_token("query_mask", query_mask, query)
+        value_mask = mask_per_token("value_mask", value_mask, source)
+        key_mask = mask_per_token("key_mask", key_mask, source)
         if attention_bias is not None:
             self._check_bias(attention_bias, query.shape[1], source.shape[1])
         if padding_mask is None:
@@ -338,7 +343,7 @@ class MultiHeadAttention(
             key_mask,
             query_mask,
             causal_mask(ops.shape(query)[1], ops.shape(source)[1]) if use_causal_mask else None,
-            check_attention_mask(attention_mask),
+            as_attention_mask(attention_mask),
         )
         if value is None:
             queries, keys, values = self._self_heads(query)

@@ -1,7 +1,7 @@
 """What a layer refuses: vectors and masks of other shapes, other inputs, and `quantize`."""
 
 from keras_transformer.layers.internals import keras_mask_of
-from keras_transformer.ops.masks import check_boolean
+from keras_transformer.ops.masks import as_boolean
 
 
 class InputChecksMixin:
@@ -94,13 +94,20 @@ def check_per_token(name, values, *inputs):
         )
 
 
+def mask_per_token(name, mask, *inputs):
+    """A mask as a boolean tensor, or None, after the check of `check_per_token`."""
+    if mask is None:
+        return None
+    mask = as_boolean(mask)
+    check_per_token(name, mask, *inputs)
+    return mask
+
+
 def implicit_mask(inputs, padding_mask, name="padding_mask"):
     """The padding mask of a call, or else the one that Keras carries with the inputs."""
     if padding_mask is None:
         return keras_mask_of(inputs)
-    check_per_token(name, padding_mask, inputs)
-    check_boolean(padding_mask)
-    return padding_mask
+    return mask_per_token(name, padding_mask, inputs)
 
 
 def explicit_mask(inputs, mask):

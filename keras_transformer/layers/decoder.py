@@ -11,7 +11,7 @@ from keras import ops
 from keras_transformer.layers.attention import given
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
 from keras_transformer.layers.checks import implicit_mask
-from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
+from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
 
 
 class SourceCallMixin:
@@ -141,7 +141,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         # A pattern is causal by itself, which also saves the time and memory of a mask.
         if self.attention_pattern is None:
             attention_mask = combine_masks(
-                causal_mask(ops.shape(inputs)[1]), check_attention_mask(attention_mask)
+                causal_mask(ops.shape(inputs)[1]), as_attention_mask(attention_mask)
             )
 
         def forward(inputs, source=None, **bias):

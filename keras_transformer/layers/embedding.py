@@ -68,6 +68,9 @@ class TokenDropout(keras.layers.Layer):
         is_first = ops.arange(ops.shape(inputs)[1]) == 0
         return ops.where(kept | is_first, inputs, self.pad_id)
 
+    def compute_output_shape(self, input_shape):
+        return input_shape
+
     def compute_output_spec(self, inputs, training=False):
         return keras.KerasTensor(inputs.shape, inputs.dtype)
 
@@ -209,11 +212,14 @@ class TokenEmbedding(NotQuantizedMixin, keras.layers.Layer):
             return previous_mask
         return None if self.pad_id is None else padding_mask(inputs, self.pad_id)
 
+    def compute_output_shape(self, input_shape):
+        return (*input_shape, self.hidden_dim)
+
     def compute_output_spec(self, inputs, reverse=False):
         if reverse:
             shape, dtype = (*inputs.shape[:-1], self.vocabulary_size), "float32"
         else:
-            shape, dtype = (*inputs.shape, self.hidden_dim), self.compute_dtype
+            shape, dtype = self.compute_output_shape(inputs.shape), self.compute_dtype
         return keras.KerasTensor(shape, dtype=dtype)
 
     def get_config(self):

@@ -6,10 +6,10 @@ import keras
 from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.checks import check_per_token, implicit_mask
+from keras_transformer.layers.checks import implicit_mask, mask_per_token
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import append_to_cache, relative_shift, split_heads
-from keras_transformer.ops.masks import causal_mask, check_attention_mask, combine_masks
+from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
 from keras_transformer.ops.positions import check_even, sinusoidal_positions
 
 # Arguments of `MultiHeadAttention` that this attention does not have.
@@ -114,7 +114,7 @@ class RelativeAttention(MultiHeadAttention):
         target, source = ops.shape(queries)[2], ops.shape(keys)[2]
         _, bias = self._distances_of(queries, source, query)
         causal = causal_mask(target, start=source - target)
-        mask = combine_masks(causal, padding_mask, check_attention_mask(attention_mask))
+        mask = combine_masks(causal, padding_mask, as_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
 
     def attention_scores(self, query, memory=None, *, padding_mask=None, attention_mask=None):
@@ -215,8 +215,7 @@ def memory_padding_mask(inputs, memory, padding_mask):
     if memory is None:
         return implicit_mask(inputs, padding_mask)
     if padding_mask is not None:
-        check_per_token("padding_mask", padding_mask, memory, inputs)
-        return padding_mask
+        return mask_per_token("padding_mask", padding_mask, memory, inputs)
     mask = implicit_mask(inputs, None)
     if mask is None:
         return None

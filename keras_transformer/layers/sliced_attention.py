@@ -8,7 +8,7 @@ from keras_transformer.layers.attention import AttentionScoresMixin
 from keras_transformer.layers.checks import InputChecksMixin, NotQuantizedMixin, implicit_mask
 from keras_transformer.layers.projection import add_projection
 from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
-from keras_transformer.ops.masks import check_attention_mask, combine_masks
+from keras_transformer.ops.masks import as_attention_mask, combine_masks
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -87,9 +87,7 @@ class SlicedAttention(
 
     def call(self, inputs, padding_mask=None, attention_mask=None):
         self._check_inputs(inputs=inputs)
-        mask = combine_masks(
-            implicit_mask(inputs, padding_mask), check_attention_mask(attention_mask)
-        )
+        mask = combine_masks(implicit_mask(inputs, padding_mask), as_attention_mask(attention_mask))
         mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, length, length)
         slices = split_heads(inputs, self.num_heads)  # (batch, heads, length, dim)
         queries = keys = values = slices

@@ -4,6 +4,7 @@ Every function returns a boolean tensor that broadcasts to (batch, target, sourc
 `combine_masks` takes any number of them, and None, and allows what all of them allow.
 """
 
+import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
@@ -133,7 +134,7 @@ def combine_masks(*masks):
     """Allows what all masks allow.
 
     Args:
-        *masks: None, or boolean tensors of shape (batch, source) as of `padding_mask`,
+        *masks: None, or booleans or integers of shape (batch, source) as of `padding_mask`,
             or (batch, target, source) where any axis may be 1.
 
     Returns:
@@ -141,7 +142,7 @@ def combine_masks(*masks):
         every mask is None.
 
     Raises:
-        ValueError: if a mask is not boolean, or has neither two nor three axes.
+        ValueError: if a mask has other numbers, or neither two nor three axes.
 
     Examples:
         >>> real = padding_mask(keras.ops.array([[7, 0]]))
@@ -158,7 +159,7 @@ def combine_masks(*masks):
 
 
 def _as_attention_mask(mask):
-    check_boolean(mask)
+    mask = as_boolean(mask)
     rank = len(mask.shape)
     if rank == 2:
         return ops.expand_dims(mask, 1)  # (batch, 1, source)
@@ -170,24 +171,45 @@ def _as_attention_mask(mask):
     )
 
 
-def check_boolean(mask):
-    """Raises ValueError unless a mask is boolean."""
-    dtype = getattr(mask.dtype, "name", str(mask.dtype)).replace("torch.", "")
-    if dtype != "bool":
-        raise ValueError(
-            "A mask must be boolean, True where attention is allowed. Turn zeros and ones "
-            f"into booleans with keras.ops.cast(mask, 'bool'). Received: dtype {dtype}."
-        )
+def as_boolean(mask):
+    """A mask of booleans or integers, a tensor, an array or lists, as a boolean tensor or array.
+
+    Integers are True unless they are 0, as in Keras. Raises ValueError for other numbers: they
+    might be meant to be added to the logits.
+    """
+    if not hasattr(mask, "dtype"):
+        mask = ops.convert_to_tensor(mask)
+    dtype = keras.backend.standardize_dtype(mask.dtype)
+    if dtype == "bool":
+        return mask
+    if "int" in dtype:
+        return ops.not_equal(mask, 0)
+    raise ValueError(
+        "A mask must be boolean, True where attention is allowed, or zeros and ones in integers. "
+        "Turn numbers that are added to logits into booleans by what they forbid, or give them as "
+        f"an attention_bias. Received: dtype {dtype}."
+    )
 
 
-def check_attention_mask(mask):
-    """Returns a mask of three axes, or None; raises ValueError for any other."""
-    if mask is None or len(mask.shape) == 3:
+def as_attention_mask(mask):
+    """An `attention_mask` with the axes (batch, target, source), boolean; None stays None.
+
+    Raises ValueError for one that is neither that, nor (target, source), nor has one head only.
+    """
+    if mask is None:
+        return None
+    mask = as_boolean(mask)
+    rank, shape = len(mask.shape), tuple(mask.shape)
+    if rank == 2:
+        return ops.expand_dims(mask, 0)
+    if rank == 4 and shape[1] == 1:
+        return ops.squeeze(mask, 1)
+    if rank == 3:
         return mask
     raise ValueError(
-        "attention_mask must have the shape (batch, target, source), where any axis may be 1. "
-        "Give one of (target, source) as mask[None], and which tokens are real as padding_mask. "
-        f"Received: shape {tuple(mask.shape)}."
+        "attention_mask must have the shape (batch, target, source), where any axis may be 1, or "
+        "(target, source); the heads share it. Give which tokens are real as padding_mask. "
+        f"Received: shape {shape}."
     )
 
 

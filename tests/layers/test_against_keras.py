@@ -57,9 +57,11 @@ def drawn_case(seed):
         "query_mask": (BATCH, TARGET),
         "value_mask": (BATCH, source),
         "key_mask": (BATCH, source),
-        "attention_mask": (BATCH, TARGET, source),
+        "attention_mask": [(BATCH, TARGET, source), (TARGET, source)][rng.integers(2)],
     }
     call = {name: rng.random(shape) < 0.8 for name, shape in shapes.items() if rng.integers(2)}
+    if rng.integers(2):
+        call = {name: mask.astype("int32") for name, mask in call.items()}
     if len(inputs) < 3:
         call.pop("key_mask", None)  # Keras warns of it
     call["use_causal_mask"] = bool(rng.integers(2))

@@ -3,12 +3,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import (
-    AdditiveAttention,
-    DecoderBlock,
     Encoder,
     MultiHeadAttention,
-    RelativeAttention,
-    SlicedAttention,
     TokenEmbedding,
 )
 from keras_transformer.ops import causal_mask, padding_mask, valid_length_mask
@@ -209,24 +205,6 @@ def test_steps_with_a_cache_equal_one_causal_pass(dtype):
             err_msg=f"position {position}",
         )
     assert tuple(cache[0].shape) == (2, 3, 5, 2), "the cache holds every position"
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        MultiHeadAttention(2),
-        AdditiveAttention(2),
-        SlicedAttention(2),
-        RelativeAttention(2),
-        DecoderBlock(num_heads=2, intermediate_dim=7),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_a_mask_of_two_axes_is_not_taken_for_another(layer):
-    inputs = normal(5, 5, 6)
-    with pytest.raises(ValueError, match=r"mask\[None\], and .*padding_mask.*shape \(5, 5\)"):
-        layer(inputs, attention_mask=causal_mask(5)[0])
-    assert tuple(layer(inputs, attention_mask=causal_mask(5)).shape) == (5, 5, 6)
 
 
 def test_sizes_that_do_not_fit_are_refused():

@@ -158,10 +158,16 @@ def test_no_mask_at_all_stays_none():
     assert combine_masks(None, None) is None, "nothing but None given"
 
 
-def test_a_mask_of_numbers_is_refused_because_its_meaning_is_unclear():
-    for dtype in ("int32", "float32"):
+def test_a_mask_of_floats_is_refused_because_they_may_be_meant_to_be_added():
+    for dtype in ("float32", "bfloat16", "complex64"):
         with pytest.raises(ValueError, match=f"must be boolean.*Received: dtype {dtype}"):
             combine_masks(keras.ops.ones((2, 3), dtype=dtype))
+
+
+def test_integers_and_lists_are_masks():
+    expected = np.array([[[True, False, True]]])
+    for mask in ([[1, 0, 7]], [[True, False, True]], np.array([[-1, 0, 1]], "int8")):
+        np.testing.assert_array_equal(truth(combine_masks(mask)), expected)
 
 
 def test_a_mask_with_an_axis_for_heads_is_refused():
