@@ -426,7 +426,8 @@ def read_hypotheses(token_ids, scores, rules):
     token_ids = tf.where(exists[:, :, None], token_ids[:, :, 1:], PAD_ID)
     columns = tf.range(1, tf.shape(token_ids)[2] + 1)
     # Without forbidden_ids, 0 may be a token like any other before the last one.
-    lengths = tf.reduce_max(tf.where(token_ids != PAD_ID, columns, 0), axis=2)
+    lengths = tf.where(token_ids != PAD_ID, columns, 0)
+    lengths = tf.maximum(tf.reduce_max(lengths, axis=2), 0)  # if no sequence has a column
     scores = tf.where(lengths > 0, scores, NO_HYPOTHESIS_SCORE)
     hypotheses = Hypotheses(token_ids, scores, lengths)
     return trim(hypotheses) if rules.grows else hypotheses

@@ -186,7 +186,8 @@ class Translator(ServedModel):
                 own limit.
 
         Returns:
-            A list with one list of `Hypothesis` per text, best first.
+            A list with one list of `Hypothesis` per text, best first; of an empty text, one of "",
+                with a score and a length of 0.
 
         Raises:
             ValueError: if `texts` or `prefixes` is not a list of strings, their lengths differ,
@@ -319,16 +320,16 @@ class Translator(ServedModel):
         }
 
     def _translate(self, text):
-        """The best translation of each text, "" for an empty one.
+        """The best translation of each text, "" for an empty one, of score and length 0.
 
         Bytes that are not UTF-8 count as U+FFFD. `score` and `length` are those of a `Hypothesis`.
         """
         source_ids, truncated, is_empty = self._source(text)
-        limits, prefix = self._limits(source_ids, is_empty), None
+        limits, prefix = self._limits(source_ids), None
         if self._language_tokens:
             empty = tf.fill([tf.shape(source_ids)[0]], "")
             prefix = self.target_tokenizer.tokenize(empty).to_tensor(PAD_ID)
-        best = self._search(source_ids, limits, 1, prefix)
+        best = self._search(source_ids, is_empty, limits, 1, prefix)
         return {
             "translation": self.target_tokenizer.detokenize(best.token_ids[:, 0]),
             "score": best.scores[:, 0],
@@ -343,7 +344,7 @@ class Translator(ServedModel):
             text: (batch,) strings.
             target_prefix: (batch,) the beginning of each translation; "" leaves it free.
             max_length: (batch,) limit in tokens, end token included; 0 for the model's own limit.
-                The prefix and an end token always fit.
+                The prefix and an end token always fit, but an empty text gives "".
 
         Returns:
             As `_translate`; `truncated` is also True if the prefix lost its end. A missing
@@ -361,11 +362,11 @@ class Translator(ServedModel):
         is_prefix_truncated = is_prefix_cut | (prefix.row_lengths() > longest - 1)
         prefix = prefix[:, : longest - 1]
         shortest = tf.cast(prefix.row_lengths(), tf.int32) + 1
-        limits = self._limits(source_ids, is_empty) + shortest - 1 - self._language_tokens
+        limits = self._limits(source_ids) + shortest - 1 - self._language_tokens
         limits = tf.where(max_length > 0, max_length, tf.minimum(limits, longest))
         limits = tf.clip_by_value(limits, shortest, longest)
         count = self.settings.num_best
-        best = self._search(source_ids, limits, count, prefix.to_tensor(PAD_ID))
+        best = self._search(source_ids, is_empty, limits, count, prefix.to_tensor(PAD_ID))
         rows, _, length = tf.unstack(tf.shape(best.token_ids))
         # Every size is explicit: TensorFlow cannot infer a -1 if there are no rows.
         ids = tf.reshape(best.token_ids, [rows * count, length])
@@ -431,19 +432,26 @@ class Translator(ServedModel):
         """How many tokens come before the first new one, and count: 1 with a target language."""
         return int(getattr(self.target_tokenizer, "language", None) is not None)
 
-    def _limits(self, source_ids, is_empty):
+    def _limits(self, source_ids):
         """The length limit of each translation: about twice its source, or Hugging Face's."""
         longest = self.settings.max_target_length
         if self.settings.as_hugging_face:
-            return tf.where(is_empty, 1, longest)
+            return longest
         rules = self.settings.token_rules
         least = rules.min_new_tokens and self._language_tokens + rules.min_new_tokens + 1  # the end
         limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, max(rules.min_length, least))
-        limits = tf.minimum(limits, longest)
-        return tf.where(is_empty, 1, limits)
+        return tf.minimum(limits, longest)
 
-    def _search(self, source_ids, limits, num_best, prefix=None):
-        """The best hypotheses; with a static cache, in one program for each bucket of sizes."""
+    def _search(self, source_ids, is_empty, limits, num_best, prefix=None):
+        """The best hypotheses; of an empty text one, with no token and a score of 0."""
+        limits = tf.where(is_empty, 0, limits)
+        best = self._found(source_ids, limits, num_best, prefix)
+        is_first = tf.range(num_best) == 0
+        scores = tf.where(is_empty[:, None] & is_first, 0.0, best.scores)
+        return best._replace(scores=scores)
+
+    def _found(self, source_ids, limits, num_best, prefix):
+        """What a search finds; with a static cache, in one program for each bucket of sizes."""
         if not self._is_static:
             return self._beam_search(source_ids, limits, num_best, prefix)
         rows, columns = tf.unstack(tf.shape(source_ids))

@@ -78,10 +78,7 @@ def test_no_text_is_longer_than_the_learned_positions(tokenizer):
 @pytest.mark.slow
 @pytest.mark.parametrize("language", [None, "xx"])
 def test_a_minimum_of_new_tokens_is_beyond_the_usual_limit(language, model, tokenizer):
-    pieces, target = Model.FromString(tokenizer.model), tokenizer
-    if language is not None:
-        pieces.pieces[-1].piece, pieces.pieces[-1].type = language, PieceType.CONTROL
-        target = SentencePieceTokenizer(pieces.SerializeToString(), language)
+    target = tokenizer if language is None else in_language(tokenizer, language)
     rules = TokenRules(min_new_tokens=23)
     settings = SearchSettings(1, 1, max_target_length=50, token_rules=rules)
     translator = Translator(model, tokenizer, target, settings)
@@ -103,8 +100,65 @@ def test_a_text_alone_is_translated_as_in_a_batch(translator):
 def test_empty_text_gives_empty_text(translator):
     answer = ask(translator, "serving_default", text=["", "  ", SENTENCES[0]])
     assert answer["translation"][:2].tolist() == [b"", b""]
-    assert answer["length"][:2].tolist() == [1, 1]
+    assert answer["length"][:2].tolist() == [0, 0] and answer["score"][:2].tolist() == [0, 0]
     assert answer["length"][2] > 1
+
+
+def check_empty_texts(tokenizers, count):
+    """Rows of empty and other texts, under drawn settings, prefixes and limits."""
+    draw = np.random.default_rng(count)
+    for _ in range(count):
+        source, target = tokenizers[draw.integers(len(tokenizers))]
+        beams = int(draw.integers(1, 4))
+        rules = TokenRules(min_new_tokens=3, forced_bos_token_id=5)
+        settings = SearchSettings(
+            beams,
+            int(draw.integers(1, beams + 1)),
+            max_source_length=13,
+            max_target_length=11,
+            scoring=str(draw.choice(["gnmt", "huggingface", "huggingface_never"])),
+            token_rules=rules if draw.random() < 0.3 else TokenRules(),
+        )
+        model = translation(source.vocabulary_size, size="tiny", **SMALL)
+        cache = str(draw.choice(["growing", "static"], p=[0.8, 0.2]))
+        translator = Translator(model, source, target, settings, cache)
+        for texts in ([""], ["", "A dog", "  ", "\t"], ["a", ""]):
+            prefixes = [str(draw.choice(["", "", "Zwei"])) for _ in texts]
+            lengths = draw.integers(0, 6, len(texts)).tolist()
+            best = ask(translator, "serving_default", text=texts)
+            several = nbest(translator, texts, prefixes, lengths)
+            hypotheses = translator.n_best(texts, prefixes)
+            for row, text in enumerate(texts):
+                is_empty = not text.strip()
+                assert (best["length"][row] == 0) == is_empty
+                assert (several["length"][row][0] == 0) == is_empty
+                if is_empty:
+                    answer = [best[name][row] for name in ("translation", "score", "length")]
+                    assert answer == [b"", 0, 0]
+                    assert several["translation"][row].tolist() == [b""] * settings.num_best
+                    assert several["length"][row].tolist() == [0] * settings.num_best
+                    assert (
+                        several["score"][row][0] == 0 and (several["score"][row][1:] < -1e8).all()
+                    )
+                    assert hypotheses[row] == [("", 0, 0)]
+
+
+def in_language(tokenizer, language="xx"):
+    pieces = Model.FromString(tokenizer.model)
+    pieces.pieces[-1].piece, pieces.pieces[-1].type = language, PieceType.CONTROL
+    return SentencePieceTokenizer(pieces.SerializeToString(), language)
+
+
+def test_the_only_hypothesis_of_an_empty_text_is_empty_and_scores_nothing(tokenizer):
+    check_empty_texts([(in_language(tokenizer), in_language(tokenizer))], 1)
+
+
+@pytest.mark.soak
+def test_many_searches_of_empty_texts(tokenizer):
+    prefixed = tokenizer.with_prefix("en: ")
+    with_language = in_language(tokenizer)
+    tokenizers = [(tokenizer, None), (with_language, with_language), (prefixed, None)]
+    check_empty_texts([*tokenizers, (tokenizer, with_language)], 40)
 
 
 def test_a_long_text_is_truncated_and_flagged(translator):
