@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import re
 
 import tensorflow as tf
 
@@ -34,6 +35,7 @@ from keras_transformer.serving.settings import SamplingSettings, read_sampling
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, UNKNOWN_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
+INCOMPLETE = re.compile(f"\ufffd{{1,{MAX_CHARACTER_BYTES - 1}}}$")
 
 
 class Generator(ServedModel):
@@ -155,7 +157,7 @@ class Generator(ServedModel):
                 text.
 
         Returns:
-            A list with the continuation of each prompt, without the prompt.
+            A list with the continuation of each prompt: what the new tokens add to its text.
 
         Raises:
             ValueError: if `prompts` is not a list of strings, or an argument is out of range.
@@ -200,8 +202,9 @@ class Generator(ServedModel):
         settings = self._settings(temperature=temperature, top_k=top_k, top_p=top_p)
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
+        prompt_ids = self._start + (self._ids_of(prompt) or self.empty_prompt_ids)
         ids = self._streamer(
-            self._start + (self._ids_of(prompt) or self.empty_prompt_ids),
+            prompt_ids,
             num_tokens=max_tokens,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
             temperature=tf.constant([settings.temperature]),
@@ -209,7 +212,8 @@ class Generator(ServedModel):
             top_p=tf.constant([settings.top_p]),
         )
         ends = (END_ID, *settings.end_ids)
-        return self._pieces(itertools.takewhile(lambda token_id: token_id not in ends, ids))
+        ids = itertools.takewhile(lambda token_id: token_id not in ends, ids)
+        return self._pieces(prompt_ids, ids)
 
     @functools.cached_property
     def _streamer(self):
@@ -323,7 +327,7 @@ class Generator(ServedModel):
         length = position + 2 - kept
         has_ended = is_end | (length >= new)
         outputs = {
-            "continuation": self.tokenizer.detokenize(ids[:, kept[0] :]),
+            "continuation": self._added_text(ids[:, : kept[0]], ids[:, kept[0] :]),
             "length": length,
             "truncated": state["truncated"],
         }
@@ -380,11 +384,11 @@ class Generator(ServedModel):
         """
         check_rows(prompt, max_tokens, temperature, top_k, top_p, seed)
         context = self.settings.context
-        ids, kept, new, is_cut = self._kept_ids(prompt, max_tokens)
+        prompt_ids, kept, new, is_cut = self._kept_ids(prompt, max_tokens)
         starts = self._starts(kept, new)
-        padding = tf.fill([tf.reduce_sum(starts)], tf.constant(UNKNOWN_ID, ids.dtype))
+        padding = tf.fill([tf.reduce_sum(starts)], tf.constant(UNKNOWN_ID, prompt_ids.dtype))
         padding = tf.RaggedTensor.from_row_lengths(padding, tf.cast(starts, tf.int64))
-        ids = tf.concat([padding, ids], axis=1).to_tensor(PAD_ID, shape=[None, context])
+        ids = tf.concat([padding, prompt_ids], axis=1).to_tensor(PAD_ID, shape=[None, context])
         seeds, ends = tf.stack([seed, seed * 0], axis=1), starts + kept
         limits = tf.maximum(ends + new - 1, 2)  # at a limit of 1 there would be an end token
         drawn = self._sample(ids, limits, starts, seeds, temperature, top_k, top_p)
@@ -393,10 +397,24 @@ class Generator(ServedModel):
         is_new = (columns >= ends[:, None]) & (columns < (ends + new)[:, None])
         ids = tf.where(is_new, written, PAD_ID)
         return {
-            "continuation": self.tokenizer.detokenize(ids),
+            "continuation": self._added_text(prompt_ids.to_tensor(PAD_ID), ids),
             "length": tf.math.count_nonzero(ids, axis=1, dtype=tf.int32),  # with the end
             "truncated": is_cut,
         }
+
+    def _added_text(self, ids, new):
+        """What new ids add to the text of those before them, both (batch, length).
+
+        That is more than the text of the new ids, such as the space before a first word.
+        """
+        text = self.tokenizer.detokenize(ids)
+        whole = self.tokenizer.detokenize(tf.concat([ids, new], axis=1))
+        for _ in range(MAX_CHARACTER_BYTES - 1):  # the new ids may complete a character
+            length = tf.minimum(tf.strings.length(text), tf.strings.length(whole))
+            begins = tf.equal(tf.strings.substr(whole, tf.zeros_like(length), length), text)
+            text = tf.where(begins, text, tf.strings.regex_replace(text, "\ufffd$", ""))
+        length = tf.minimum(tf.strings.length(text), tf.strings.length(whole))
+        return tf.strings.substr(whole, length, tf.strings.length(whole) - length)
 
     def _kept_ids(self, prompt, max_tokens):
         """The ids that are read of prompts, ragged; their numbers; how many to draw; is it cut."""
@@ -535,26 +553,27 @@ class Generator(ServedModel):
         changes = {name: value for name, value in changes.items() if value is not None}
         return dataclasses.replace(self.settings, **changes)
 
-    def _pieces(self, ids):
-        """The text that each token adds, held back until the bytes of a character are complete."""
+    def _pieces(self, before, ids):
+        """The text that each id adds to that of the ids before, without incomplete characters."""
 
         def text_of(ids):
             inputs = tf.constant([ids], tf.int32), tf.constant([len(ids)])
             return self.signatures["detokenize"](*inputs)["text"].numpy()[0].decode()
 
-        before, pending = [], []  # a piece depends on the one before, e.g. for a space between
+        new, shown = [], len(text_of(before))
         for token_id in ids:
-            pending.append(token_id)
-            text = text_of(before + pending)[len(text_of(before)) :]
-            if not text.endswith("\ufffd"):
-                yield text
-                # What follows a token of no text, or of spaces, follows the text before it, too.
-                before, pending = (pending if text.strip() else before + pending), []
-            elif len(pending) == MAX_CHARACTER_BYTES:  # the first byte starts no character
-                yield text_of(pending[:1])
-                before, pending = [], pending[1:]
-        if pending:
-            yield text_of(before + pending)[len(text_of(before)) :]
+            new.append(token_id)
+            text = text_of(before + new)
+            complete = INCOMPLETE.sub("", text)
+            yield complete[shown:]
+            if complete == text and text[shown:].strip():
+                # A piece depends on the one before, e.g. for a space between.
+                before, new = new, []
+                shown = len(text_of(before))
+            else:  # what follows a token of no text, or of spaces, follows the text before it, too
+                shown = max(shown, len(complete))
+        if new:
+            yield text_of(before + new)[shown:]
 
 
 def check_language_model(model):

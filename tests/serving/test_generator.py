@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 import subprocess
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,14 @@ from keras_transformer.serving import (
 )
 from keras_transformer.serving.control_ids import AfterControlIds
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.tokenizers import BytePairTokenizer, SymbolTokenizer, train_byte_pairs
+from keras_transformer.tokenizers import (
+    BytePairTokenizer,
+    SymbolTokenizer,
+    WhitespaceTokenizer,
+    train_byte_pairs,
+    train_sentencepiece,
+    train_word_pieces,
+)
 from tests.reference import array, fill
 
 SETTINGS = SamplingSettings(context=13, max_tokens=5)
@@ -230,6 +238,96 @@ def test_the_length_of_a_continuation_counts_what_was_drawn_with_its_end(model):
         found, state = module.continue_stream(state)
         lengths += found["length"].numpy().tolist()
     assert lengths == list(range(1, expected[0] + 1)), "a stream counts on to the same number"
+
+
+SENTENCES = ["the cat sat on the mat", "a dög ran €5 to 東京", "Ten cats, two dogs!"] * 3
+TOKENIZERS = {
+    "pieces": lambda: train_sentencepiece(SENTENCES, 310),
+    "words": lambda: train_sentencepiece(SENTENCES, 17, "words"),
+    "byte pairs": lambda: train_byte_pairs(SENTENCES, 290),
+    "word pieces": lambda: train_word_pieces(SENTENCES, 60),
+    "tokens": lambda: WhitespaceTokenizer(list(dict.fromkeys(" ".join(SENTENCES).split()))),
+    "bytes": lambda: SymbolTokenizer(),
+    "characters": lambda: SymbolTokenizer("".join(sorted(set("".join(SENTENCES))))),
+}
+CONTEXT = 12
+
+
+def written_by_heart(tokenizer):
+    """A generator whose token at each position is that of the script, and the script."""
+    script, size = tf.Variable(tf.zeros([2 * CONTEXT], tf.int32)), tokenizer.vocabulary_size
+
+    def prefill(token_ids, _, count, cache):
+        return None, cache
+
+    def step(token_ids, parents, position, cache):
+        return 99 * tf.one_hot(token_ids * 0 + script[position + 1], size), cache
+
+    functions = types.SimpleNamespace(
+        weights=[], start_cache=lambda *_: (), step=step, prefill=prefill, logits=None
+    )
+    settings = SamplingSettings(CONTEXT, 5, empty_prompt="the cat", top_k=1)
+    return Generator(functions, tokenizer, settings), script
+
+
+def check_continuations(name, count):
+    """Prompts of words, characters and bytes: with what follows, they are the whole, decoded."""
+    tokenizer, draw = TOKENIZERS[name](), np.random.default_rng(count)
+    writer, script = written_by_heart(tokenizer)
+    start, go_on = writer._start_stream, writer._continue_stream
+    if hasattr(tokenizer, "processor") and tokenizer.processor:
+        decode = tokenizer.processor.decode  # sentencepiece's own
+    else:
+
+        def decode(ids):
+            return tokenizer.detokenize([ids]).numpy()[0].decode()
+
+    least = 2 if name == "word pieces" else 4  # among its own are none that are never joined
+    text = " ".join(SENTENCES).encode()
+    for _ in range(count):
+        first, size = draw.integers(len(text) - 40), draw.integers(1, 40)
+        prompt = text[first : first + size]  # which may begin and end within a character
+        if draw.random() < 0.5:
+            prompt = prompt.decode(errors="ignore").encode()
+        script.assign(draw.integers(least, tokenizer.vocabulary_size, 2 * CONTEXT))
+        if draw.random() < 0.5:  # a text that was cut goes on as it did
+            known = tokenizer.tokenize([text[max(first - 5, 0) :]])[0, :CONTEXT].numpy()
+            script[: len(known)].assign(np.maximum(known, least))  # never drawn: unknown
+        new = int(draw.integers(1, 6))
+        ids = tokenizer.tokenize([prompt]).to_list()[0] or writer.empty_prompt_ids
+        kept = ids[max(0, len(ids) - CONTEXT + new) :]
+        whole = decode([*kept, *script[len(kept) : len(kept) + new].numpy().tolist()])
+        answer = ask(
+            writer, "generate", prompt=[prompt], max_tokens=[new], temperature=[0.0], top_k=[1],
+            top_p=[1.0], seed=[0],
+        )  # fmt: skip
+        continuation = answer["continuation"][0].decode()
+        before = decode(kept)
+        while not whole.startswith(before) and before.endswith("\ufffd"):
+            before = before[:-1]  # the beginning of a character that the first new tokens complete
+        assert before + continuation == whole, (prompt, kept)
+        try:
+            prompt = prompt.decode()
+        except UnicodeDecodeError:
+            pass
+        else:
+            if len(ids) == len(kept):
+                pieces = list(writer.stream(prompt, new))
+                assert len(pieces) in (new, new + 1) and "".join(pieces) == continuation
+        state = start(tf.constant([prompt]), *map(tf.constant, ([new], [0.0], [1], [1.0], [0])))
+        while state["goes_on"]:
+            found, state = go_on(state)
+        assert found["continuation"].numpy()[0].decode() == continuation
+
+
+def test_a_prompt_with_its_continuation_is_the_whole_decoded():
+    check_continuations("pieces", 8)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_many_prompts_with_their_continuations_are_the_whole_decoded(name):
+    check_continuations(name, 60)
 
 
 def test_requests_of_unequal_rows_are_refused(generator):
