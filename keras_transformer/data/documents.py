@@ -3,6 +3,7 @@
 import pathlib
 from collections.abc import Sequence
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.data.labelled_text import labelled_files, text_of
 
 _AT_A_TIME = 1000  # texts
@@ -52,6 +53,7 @@ def split_sentences(texts: Sequence[str]) -> list[list[str]]:
 
     breaker = tensorflow_text.StateBasedSentenceBreaker()
     sentences = []
+    texts = list(read_texts(texts))
     for start in range(0, len(texts), _AT_A_TIME):
         # The breaker splits a multi-byte space, such as NEL, in two.
         spaced = tf.strings.regex_replace(texts[start : start + _AT_A_TIME], r"[\p{Z}\x{85}]", " ")

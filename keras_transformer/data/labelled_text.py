@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.data.corpora import builder_of, lines_of, opened, split_lines, text_features
 
 
@@ -51,6 +52,7 @@ def labelled(texts, labels, names=None) -> LabelledText:
         >>> labelled(["a film to see twice", "dull"], [("4.5",), ("1",)], names=[]).labels
         [(4.5,), (1.0,)]
     """
+    texts = list(read_texts(texts))
     if len(texts) != len(labels):
         raise ValueError(
             "Each text needs a tuple of its labels. "
@@ -65,7 +67,7 @@ def labelled(texts, labels, names=None) -> LabelledText:
             raise ValueError("Regression needs texts with numbers. Received: no text.")
         rows = enumerate(labels, start=1)
         numbers = [(number_of(row[0] if len(row) == 1 else row, f"text {i}"),) for i, row in rows]
-        return LabelledText(list(texts), numbers, [])
+        return LabelledText(texts, numbers, [])
     occurring = {name for row in labels for name in row}
     names = sorted(occurring) if names is None else list(names)
     if not texts or len(names) < 2:
@@ -75,7 +77,7 @@ def labelled(texts, labels, names=None) -> LabelledText:
         )
     if unknown := occurring - set(names):
         raise ValueError(f"Labels must be among {names}. Received: {sorted(unknown)}.")
-    return LabelledText(list(texts), list(labels), names)
+    return LabelledText(texts, list(labels), names)
 
 
 def are_numbers(names) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.arguments import check_integer
+from keras_transformer.arguments import check_integer, read_texts
 from keras_transformer.data.corpora import opened
 from keras_transformer.data.labelled_batches import LabelledBatches
 from keras_transformer.data.segments import pack_segments
@@ -79,14 +79,14 @@ def checked_questions(questions, contexts, answers) -> Questions:
         ValueError: if there is no question, the lists differ in length, a question or passage
             is not text, or an answer is not at its place in the passage.
     """
+    questions = list(read_texts(questions, "questions"))
+    contexts = list(read_texts(contexts, "contexts"))
     if not len(questions) == len(contexts) == len(answers) > 0:
         raise ValueError(
             "Each question needs a passage and a tuple of answers. Received: "
             f"{len(questions)} questions, {len(contexts)} passages, answers to {len(answers)}."
         )
     for question, context, accepted in zip(questions, contexts, answers, strict=True):
-        if not isinstance(question, str) or not isinstance(context, str):
-            raise ValueError(f"Questions and passages must be text. Received: {question!r:.80}.")
         for answer in accepted:
             text, start = answer
             is_there = isinstance(text, str) and isinstance(start, int) and text and start >= 0
@@ -95,7 +95,7 @@ def checked_questions(questions, contexts, answers) -> Questions:
                     "Each answer must be the text that starts at its place in the passage, counted "
                     f"in characters. Received: {answer!r:.80} to {question!r:.80}."
                 )
-    return Questions(list(questions), list(contexts), list(answers))
+    return Questions(questions, contexts, list(answers))
 
 
 class PassageWindows(NamedTuple):
@@ -285,6 +285,7 @@ def score_answers(answers, text: Questions) -> dict[str, float]:
         >>> score_answers(["king!"], text)  # precision 1, recall 1/2
         {'exact_match': 0.0, 'f1': 0.6666666666666666}
     """
+    answers = list(read_texts(answers, "answers"))
     if len(answers) != len(text.answers):
         raise ValueError(
             "Each question needs an answer, which may be empty. "

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 if TYPE_CHECKING:
@@ -170,12 +171,12 @@ def tokenize(texts: Sequence[str], tokenizer) -> "tf.RaggedTensor":
     """
     import tensorflow as tf
 
-    if isinstance(texts, (str, bytes)):
-        raise ValueError(f"texts must be a sequence of strings. Received: one, {texts!r:.80}.")
+    from keras_transformer.tokenizers.sentencepiece import as_texts
+
     # AutoGraph would rewrite the tokenizer's source for nothing: it has no loops.
     tokenize_chunk = tf.autograph.experimental.do_not_convert(tokenizer.tokenize)
     chunks = (
-        tf.data.Dataset.from_tensor_slices(tf.constant(list(texts), tf.string))
+        tf.data.Dataset.from_tensor_slices(as_texts(texts))
         .batch(_TEXTS_PER_TOKENIZER_CALL)
         .map(tokenize_chunk, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     )
@@ -196,11 +197,10 @@ def tokenize_documents(documents: Sequence[Sequence[str]], tokenizer) -> "tf.Rag
     Returns:
         The ids of each sentence of each document, int32 (documents, None, None).
     """
-    if any(isinstance(document, (str, bytes)) for document in documents):
-        raise ValueError(
-            "documents must be sequences of strings, such as split_sentences gives. "
-            "Received: a string."
-        )
+    documents = [
+        list(read_texts(document, f"documents[{row}]", (str, bytes)))
+        for row, document in enumerate(documents)
+    ]
     ids = tokenize([sentence for document in documents for sentence in document], tokenizer)
     return _ragged(ids, np.array([len(document) for document in documents], np.int64))
 

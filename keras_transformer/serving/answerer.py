@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_transformer.arguments import check_integer
+from keras_transformer.arguments import check_integer, read_texts
 from keras_transformer.data.question_answering import (
     check_windows,
     passage_windows,
@@ -19,7 +19,6 @@ from keras_transformer.serving.served_model import (
     Signature,
     check_rows,
     check_vocabulary,
-    list_of_strings,
 )
 from keras_transformer.tokenizers.word_pieces import valid_utf8
 
@@ -117,8 +116,8 @@ class Answerer(ServedModel):
         Raises:
             ValueError: if either is not a list of strings, or there are not as many of both.
         """
-        questions = list_of_strings(questions, "questions")
-        contexts = list_of_strings(contexts, "contexts")
+        questions = list(read_texts(questions, "questions"))
+        contexts = list(read_texts(contexts, "contexts"))
         if len(questions) != len(contexts):
             raise ValueError(
                 "Each question needs its passage. "

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from keras_transformer.arguments import read_text
 from keras_transformer.data.labelled_batches import check_max_length
 from keras_transformer.data.segments import cut_middle, fill_up, pack_segments
 from keras_transformer.figures.attention import Attention, token_labels
@@ -17,7 +18,6 @@ from keras_transformer.serving.served_model import (
     ServedModel,
     Signature,
     check_rows,
-    check_string,
     check_vocabulary,
     warn_truncated,
 )
@@ -73,7 +73,7 @@ class ServedEncoder(ServedModel):
             ValueError: if `text` is not a string, or the model has no
                 `attention_scores`.
         """
-        check_string(text, "text")
+        text = read_text(text, "text")
         inputs = self._model_inputs(self._tokenize(tf.constant([text]))["token_ids"])
         tokens = {"encoder": token_labels(self.tokenizer, inputs[0][0].numpy())}
         scores = self._attention_scores(*inputs)

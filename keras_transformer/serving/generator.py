@@ -7,7 +7,7 @@ import re
 
 import tensorflow as tf
 
-from keras_transformer.arguments import check_integer
+from keras_transformer.arguments import check_integer, read_text, read_texts
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
 from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.streaming import Streamer, growing_specs
@@ -27,8 +27,6 @@ from keras_transformer.serving.served_model import (
     Signature,
     check_positions,
     check_rows,
-    check_string,
-    list_of_strings,
     warn_truncated,
 )
 from keras_transformer.serving.settings import SamplingSettings, read_sampling
@@ -162,7 +160,7 @@ class Generator(ServedModel):
         Raises:
             ValueError: if `prompts` is not a list of strings, or an argument is out of range.
         """
-        prompts = list_of_strings(prompts, "prompts")
+        prompts = list(read_texts(prompts, "prompts"))
         settings = self._settings(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
         )
@@ -198,7 +196,7 @@ class Generator(ServedModel):
         Raises:
             ValueError: if `prompt` is not a string, or an argument is out of range.
         """
-        check_string(prompt, "prompt")
+        prompt = read_text(prompt, "prompt")
         settings = self._settings(temperature=temperature, top_k=top_k, top_p=top_p)
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
@@ -265,7 +263,7 @@ class Generator(ServedModel):
             ValueError: if `text` is empty or not a string, or the model has no
                 `attention_scores`.
         """
-        check_string(text, "text")
+        text = read_text(text, "text")
         ids = self._ids_of(text)
         if not ids:
             raise ValueError(f"text must have at least one token. Received: text={text!r}.")

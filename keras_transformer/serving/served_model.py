@@ -15,6 +15,7 @@ import rich.console
 import rich.progress
 import tensorflow as tf
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.decoding.compiling import is_static
 from keras_transformer.models.lora import projections
 from keras_transformer.ops.projection import with_columns
@@ -122,11 +123,14 @@ class ServedModel:
             A dictionary of arrays with one row per text, in the order of `texts`; strings are
             bytes.
         """
-        texts = list_of_strings(texts)
+        texts = list(read_texts(texts))
         function = self.signatures[signature]
-        function.get_concrete_function()  # traced here, because Keras keeps state for each thread
         specs = function.input_signature
         columns = {specs[0].name: texts, **others}
+        for spec in specs[1:]:
+            if spec.dtype == tf.string:
+                columns[spec.name] = list(read_texts(columns[spec.name], spec.name))
+        function.get_concrete_function()  # traced here, because Keras keeps state for each thread
 
         def answered(rows):
             inputs = [
@@ -305,24 +309,6 @@ def answering_threads():
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return tf.config.threading.get_inter_op_parallelism_threads() or cores
-
-
-def list_of_strings(texts, name="texts"):
-    """Any iterable of strings as a list; raises ValueError for anything else."""
-    is_iterable = np.iterable(texts) and not isinstance(texts, (str, bytes))
-    strings = list(texts) if is_iterable else [None]
-    if not all(isinstance(text, str) for text in strings):
-        raise ValueError(
-            f"{name} must be a list of strings; put a single text into a list. Received: "
-            f"{name}={texts!r:.100}"
-        )
-    return strings
-
-
-def check_string(text, name):
-    """Raises ValueError unless `text` is one string."""
-    if not isinstance(text, str):
-        raise ValueError(f"{name} must be a string. Received: {name}={text!r:.100}")
 
 
 def check_vocabulary(size, tokenizer, what="embed every id of the tokenizer"):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.arguments import check_integer
+from keras_transformer.arguments import check_integer, read_text, read_texts
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
 from keras_transformer.decoding.search import beam_search
@@ -22,9 +22,7 @@ from keras_transformer.serving.served_model import (
     Signature,
     check_positions,
     check_rows,
-    check_string,
     check_vocabulary,
-    list_of_strings,
     side_by_side,
     warn_truncated,
 )
@@ -193,8 +191,8 @@ class Translator(ServedModel):
             ValueError: if `texts` or `prefixes` is not a list of strings, their lengths differ,
                 or `max_length` is negative.
         """
-        texts = list_of_strings(texts)
-        prefixes = [""] * len(texts) if prefixes is None else list_of_strings(prefixes, "prefixes")
+        texts = list(read_texts(texts))
+        prefixes = [""] * len(texts) if prefixes is None else list(read_texts(prefixes, "prefixes"))
         check_integer("max_length", max_length, 0)
         if len(prefixes) != len(texts):
             raise ValueError(
@@ -238,8 +236,8 @@ class Translator(ServedModel):
             ValueError: if an argument is not a list of strings, or their lengths differ, or a text
                 has more tokens than the model has positions.
         """
-        sources = list_of_strings(sources, "sources")
-        targets = list_of_strings(targets, "targets")
+        sources = list(read_texts(sources, "sources"))
+        targets = list(read_texts(targets, "targets"))
         if len(sources) != len(targets):
             raise ValueError(
                 "There must be a target for each source. Received: "
@@ -271,9 +269,9 @@ class Translator(ServedModel):
             ValueError: if an argument is not a string or has more tokens than the model has
                 positions, or the model has no `attention_scores`.
         """
-        check_string(source, "source")
+        source = read_text(source, "source")
         if target is not None:
-            check_string(target, "target")
+            target = read_text(target, "target")
         self._check_fit([source], [] if target is None else [target])
         target = self([source])[0] if target is None else target
         source_ids = [*self.tokenizer.tokenize([source]).to_list()[0], END_ID]

@@ -20,7 +20,7 @@ from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece import as_texts
-from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES, check_texts
+from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES, texts_to_learn
 
 END_OF_TEXT = "<|endoftext|>"  # of GPT-2
 
@@ -391,7 +391,7 @@ def train_byte_pairs(texts: Iterable[str], vocabulary_size: int) -> BytePairToke
         ImportError: without `tokenizers`.
         ValueError: if `texts` is one string, or there is no room for more than the bytes.
     """
-    check_texts(texts)
+    texts = texts_to_learn(texts)
     if vocabulary_size <= 260:
         raise ValueError(
             "A vocabulary of byte pairs must have more than 260 ids: 4 control ids, 256 bytes. "

@@ -10,17 +10,19 @@ import functools
 import pathlib
 from collections.abc import Iterable
 
+import numpy as np
 import sentencepiece
 import tensorflow as tf
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.files import atomic_path
 from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece_training import (
     CONTROL_PIECES,
-    check_texts,
     learned_model,
+    texts_to_learn,
 )
 
 # Control pieces of a model whose ids come after the four control ids, such as Llama.
@@ -206,7 +208,7 @@ def train_sentencepiece(
         >>> train_sentencepiece(["to be or not to be"], vocabulary_size=273).vocabulary_size
         273
     """
-    check_texts(sentences)
+    sentences = texts_to_learn(sentences)
     if tokens == "words":
         sentences = [text.decode() for text in _words_only(list(sentences)).numpy()]
     return SentencePieceTokenizer(learned_model(sentences, vocabulary_size, tokens))
@@ -214,6 +216,9 @@ def train_sentencepiece(
 
 def as_texts(texts) -> tf.Tensor:
     """Strings, (batch,), as a tensor; a single string is refused."""
+    if not tf.is_tensor(texts):
+        # What is nested is refused below.
+        texts = list(read_texts(texts, kinds=(str, bytes, tf.Tensor, list, tuple, np.ndarray)))
     texts = tf.convert_to_tensor(texts, tf.string)
     if texts.shape.rank not in (None, 1):
         raise ValueError(

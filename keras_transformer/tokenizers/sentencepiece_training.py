@@ -5,6 +5,7 @@ import re
 
 import sentencepiece
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 
 CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
@@ -52,17 +53,28 @@ def learned_model(sentences, vocabulary_size, tokens="pieces") -> bytes:
     return model.getvalue()
 
 
-def check_texts(texts):
-    """Refuses a string in place of texts to learn from: each letter would be one text."""
+def texts_to_learn(texts):
+    """The texts, each in UTF-8; refuses a string in their place: each letter would be one text."""
     if isinstance(texts, (str, bytes)):
         raise ValueError(
             "A vocabulary is learned from several texts, such as a list of strings. "
             f"Received: one string, {texts[:20]!r}."
         )
+    return _in_utf8(read_texts(texts, kinds=(str, bytes)))
+
+
+def _in_utf8(texts):
+    for row, text in enumerate(texts):
+        try:
+            yield text.decode() if isinstance(text, bytes) else text
+        except UnicodeDecodeError as error:
+            raise ValueError(f"texts[{row}] must be UTF-8. Received: {error}.") from None
 
 
 def _explain(message: str, vocabulary_size: int) -> str:
     """Turns a refusal of the SentencePiece trainer into one clear line."""
+    if refused := re.match("INTERNAL: ValueError: (.*)", message):  # of `texts_to_learn`
+        return refused[1]
     if "sentences_.empty()" in message or "all_chars_count" in message:
         return "A vocabulary needs text to learn from. Received: no sentence with any text."
     if most := re.search(r"set it to a value <= (\d+)", message):

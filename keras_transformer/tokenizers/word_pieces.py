@@ -9,6 +9,7 @@ Thai letters, 102 bytes, as too long to be known.
 
 import collections
 import io
+import itertools
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -18,7 +19,7 @@ import tensorflow_text
 
 from keras_transformer.files import atomic_path, in_one_line
 from keras_transformer.tokenizers.sentencepiece import as_texts
-from keras_transformer.tokenizers.sentencepiece_training import check_texts
+from keras_transformer.tokenizers.sentencepiece_training import texts_to_learn
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"
 _SPECIAL_PIECES = [PAD, UNKNOWN, CLASS, SEPARATOR, MASK]
@@ -279,8 +280,7 @@ def train_word_pieces(
         >>> train_word_pieces(["to be or not to be"], vocabulary_size=20).vocabulary_size
         20
     """
-    check_texts(sentences)
-    counts = _count_words(sentences, lowercase)
+    counts = _count_words(texts_to_learn(sentences), lowercase)
     if not counts:
         raise ValueError("A vocabulary needs text to learn from. Received: no word.")
     characters, merges = _learn_merges(counts, vocabulary_size)
@@ -304,11 +304,13 @@ def train_word_pieces(
 def _count_words(sentences, lowercase):
     """How often each word occurs, those too long to be known left out."""
     counts = collections.Counter()
-    texts = tf.data.Dataset.from_generator(
-        lambda: iter(sentences), output_signature=tf.TensorSpec([], tf.string)
+    split = tf.function(
+        lambda batch: split_words(batch, lowercase).flat_values,
+        input_signature=[tf.TensorSpec([None], tf.string)],
+        autograph=False,
     )
-    for words in texts.batch(1024).map(lambda batch: split_words(batch, lowercase).flat_values):
-        counts.update(word.decode() for word in words.numpy())
+    while batch := list(itertools.islice(sentences, 1024)):
+        counts.update(word.decode() for word in split(batch).numpy())
     return {word: count for word, count in counts.items() if len(word) <= _LONGEST_WORD}
 
 

@@ -1,5 +1,6 @@
 """What a library user does in a few lines: texts in, texts out, nothing of `train/`."""
 
+import math
 import subprocess
 import sys
 import threading
@@ -120,6 +121,19 @@ def test_characters_stream_whole_after_a_stray_byte(write):
     stray = ids[1][1]  # a byte that begins no character
     written = list(write._pieces([], [*ids[0], stray, *ids[1], *ids[2]]))
     assert "".join(written) == "a\ufffd\U0001f99cb" and text.decode()[1] in written[-2]
+
+
+def test_lone_surrogates_are_read_as_replacement_characters(translate, classify, write):
+    bad, good = "d\ud800", "d\ufffd"
+    assert translate([good, bad]) == translate([bad, good])
+    assert translate.n_best([bad], [bad]) == translate.n_best([good], [good])
+    assert translate.score([bad], [bad]) == translate.score([good], [good])
+    np.testing.assert_array_equal(classify.probabilities([bad]), classify.probabilities([good]))
+    assert write([bad]) == write([good])
+    assert list(write.stream(bad, 3)) == list(write.stream(good, 3))
+    assert write.score([bad]) == write.score([good])
+    for served, given in ((translate, (bad, bad)), (classify, (bad,)), (write, (bad,))):
+        assert served.attention(*given).page().encode()
 
 
 def test_attention_of_a_sentence_is_a_figure_and_a_page(translate, classify, write):
@@ -318,6 +332,22 @@ MISTAKES = {
     "a bare backbone": (
         lambda t, c, w: Classifier(kt.bert(7, size="tiny", **SMALL), c.tokenizer, ["a"]),
         r"bert_classifier\(\).*of the kind bert\.",
+    ),
+    "None among texts": (lambda t, c, w: t(["a", None]), r"Received: texts\[1\]=None"),
+    "NaN among texts": (lambda t, c, w: t.n_best(["a", math.nan]), r"Received: texts\[1\]=nan"),
+    "a number among prefixes": (lambda t, c, w: t.n_best(["a"], [3]), r"Received: prefixes\[0\]=3"),
+    "bytes among targets": (
+        lambda t, c, w: t.score(["a", "b"], ["a", b"\xff"]),
+        r"Received: targets\[1\]=b'\\xff'",
+    ),
+    "None among prompts": (lambda t, c, w: w(["a", None]), r"Received: prompts\[1\]=None"),
+    "None of another input": (
+        lambda t, c, w: t.answer(["a"], "translate_nbest", target_prefix=[None], max_length=[0]),
+        r"Received: target_prefix\[0\]=None",
+    ),
+    "a number among examples": (
+        lambda t, c, w: t.export("nowhere", "a", ["a", 3]),
+        r"Received: examples\[1\]=3",
     ),
     "nothing": (lambda t, c, w: c(None), r"list of strings.* Received: texts=None"),
     "a number for a prompt": (lambda t, c, w: w.stream(5, 3), r"prompt must be a string.*prompt=5"),

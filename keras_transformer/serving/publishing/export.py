@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from filelock import FileLock, Timeout
 
+from keras_transformer.arguments import read_texts
 from keras_transformer.files import flush, flush_all
 from keras_transformer.serving.publishing.checks import (
     check_answers,
@@ -62,7 +63,8 @@ def export(served, directory, name, examples, timeout):
             "SavedModel as a pattern, and no server could load it from there. "
             f"Received: {os.path.abspath(directory)!r}."
         )
-    if isinstance(examples, (str, bytes)) or not examples:
+    examples = list(read_texts(examples, "examples", (str, bytes)))
+    if not examples:
         raise ValueError(f"examples must be a list of at least one text. Received: {examples!r}.")
     os.makedirs(directory, exist_ok=True)
     target = os.path.realpath(os.path.join(directory, name))

@@ -1,0 +1,83 @@
+"""What is no text: every class and function that takes texts reads or refuses it alike."""
+
+import math
+import random
+
+import pytest
+
+from keras_transformer import data, tokenizers
+
+LINES = ["to be or not to be", "that is the question", "a cat sat"] * 3
+ANSWERS = [((line, 0),) for line in LINES]
+TOKENIZERS = {
+    "pieces": lambda: tokenizers.train_sentencepiece(LINES, 290),
+    "words": lambda: tokenizers.train_sentencepiece(LINES, 12, "words"),
+    "byte pairs": lambda: tokenizers.train_byte_pairs(LINES, 270),
+    "word pieces": lambda: tokenizers.train_word_pieces(LINES, 40),
+    "tokens": lambda: tokenizers.WhitespaceTokenizer(["cat", "sat"]),
+    "bytes": lambda: tokenizers.SymbolTokenizer(),
+    "characters": lambda: tokenizers.SymbolTokenizer("abt \ufffd"),
+}
+
+
+def vocabulary_of(train, *arguments):
+    tokenizer = train(*arguments)
+    return tokenizer.pieces(range(tokenizer.vocabulary_size))
+
+
+def readers():
+    """Functions from a list of texts to a value that can be compared."""
+    made = {name: make() for name, make in TOKENIZERS.items()}
+    letters = made["bytes"]
+    questions = data.checked_questions(LINES, LINES, ANSWERS)
+    labels = [("a",), ("b",), ("c",)] * 3
+    return {
+        **{name: lambda texts, t=t: t.tokenize(texts).to_list() for name, t in made.items()},
+        "tokenize": lambda texts: data.tokenize(texts, letters).to_list(),
+        "documents": lambda texts: data.tokenize_documents([texts], letters).to_list(),
+        "sentences": data.split_sentences,
+        "labelled": lambda texts: data.labelled(texts, labels[: len(texts)]).texts,
+        "questions": lambda texts: data.checked_questions(texts, texts, [()] * len(texts)),
+        "contexts": lambda texts: data.checked_questions(LINES[: len(texts)], texts, [()] * 9),
+        "answers": lambda texts: data.score_answers(texts, questions),
+        "train pieces": lambda texts: vocabulary_of(tokenizers.train_sentencepiece, texts, 277),
+        "train words": lambda texts: vocabulary_of(
+            tokenizers.train_sentencepiece, texts, 17, "words"
+        ),
+        "train byte pairs": lambda texts: vocabulary_of(tokenizers.train_byte_pairs, texts, 270),
+        "train word pieces": lambda texts: vocabulary_of(tokenizers.train_word_pieces, texts, 40),
+    }
+
+
+READ_BYTES = {*TOKENIZERS, "tokenize", "documents"}  # U+FFFD for what is not UTF-8
+
+
+def check_texts(seeds):
+    refused = 0
+    for name, read in readers().items():
+        for seed in seeds:
+            draw = random.Random(f"{name} {seed}")
+            texts, row = list(LINES), draw.randrange(len(LINES))
+            cut = draw.randrange(len(texts[row]) + 1)
+            parts = texts[row][:cut], texts[row][cut:]
+            texts[row] = chr(draw.randrange(0xD800, 0xE000)).join(parts)
+            expected = read([*texts[:row], "\ufffd".join(parts), *texts[row + 1 :]])
+            assert read(texts) == expected, (name, texts[row])
+            wrong = draw.choice([None, 3, math.nan, 2.5, True, b"a \xff", {}, object()])
+            texts[row] = wrong
+            if isinstance(wrong, bytes) and name in READ_BYTES:
+                continue
+            with pytest.raises(ValueError, match=rf"(Received: )?.*\[{row}\]") as error:
+                read(texts)
+            assert len(str(error.value).splitlines()) == 1, name
+            refused += 1
+    return refused
+
+
+def test_a_lone_surrogate_is_read_as_u_fffd_and_what_is_no_text_is_named_with_its_row():
+    assert check_texts(range(1)) > 12
+
+
+@pytest.mark.soak
+def test_many_lone_surrogates_and_values_that_are_no_text():
+    assert check_texts(range(1, 21)) > 300
