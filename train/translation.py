@@ -172,11 +172,6 @@ class TranslationConfig(TrainingConfig):
                 "train.prepare, and give --source-prefix ''. "
                 f"Received: --source-prefix {self.source_prefix!r}."
             )
-        if self.tokens_per_batch < self.max_length:
-            raise ValueError(
-                "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
-                f"a batch. Received: {self.tokens_per_batch} and {self.max_length}."
-            )
 
     def has_validation(self):
         pair = self.valid_source or self.valid_target
@@ -351,6 +346,11 @@ class TranslationExperiment(Experiment):
 
     def check_texts(self):
         config = self.config
+        if config.tokens_per_batch < config.max_length:
+            raise ValueError(
+                "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
+                f"a batch. Received: {config.tokens_per_batch} and {config.max_length}."
+            )
         pair = config.source, config.target
         others = config.tsv, config.table, config.dataset, config.prepared
         kinds = [any(pair), *map(bool, others)]

@@ -116,7 +116,7 @@ def read(folder: ModelFolder):
             f"{folder.path}: the generation settings must allow at most {positions} new tokens, "
             f"the positions of the model. Received: {search.max_target_length}."
         )
-    run |= run_settings(search, tokenizer.vocabulary_size, dimensions)
+    run |= run_settings(search, dimensions)
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
 

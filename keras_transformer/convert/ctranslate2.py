@@ -267,7 +267,7 @@ def _our_settings(text_model):
     settings = text_model.settings
     if hasattr(settings, "context"):
         return {"context": settings.context, "sampling": run_sampling(settings)}
-    written = run_settings(settings, text_model.tokenizer.vocabulary_size, {})
+    written = run_settings(settings, {})
     source, target = text_model.tokenizer, text_model.target_tokenizer
     further = {
         "source_language": getattr(source, "language", None),

@@ -426,8 +426,7 @@ class _Translation(_Reader):
                 model.output_bias.trainable = False
         search = self._search(positions if is_learned else None, is_ours, ends_sources)
         config.warn_of_unread()
-        run = run_settings(search, len(orders[0]), dimensions)
-        del run["vocabulary_size"]  # a vocabulary may be smaller than any that is learned here
+        run = run_settings(search, dimensions)
         if is_ours and config.has(OUR_SETTINGS):
             names = ("source_language", "target_language", "source_prefix")
             run |= {name: config.part(OUR_SETTINGS).text(name, "") for name in names}

@@ -214,11 +214,13 @@ def sampling_settings(folder, size, context, *ends, start=None):
         raise ConversionError(f"{settings.file}: {error}") from None
 
 
-def run_settings(settings, vocabulary_size, dimensions):
-    """The settings that a run keeps: of its search and its model, by the names of flags."""
+def run_settings(settings, dimensions):
+    """The settings that a run keeps: of its search and its model, by the names of flags.
+
+    Not of its vocabulary, which may be smaller than any that is learned here.
+    """
     return {
         **dimensions,
-        "vocabulary_size": vocabulary_size,
         "num_beams": settings.num_beams,
         "length_penalty": settings.length_penalty,
         "scoring": settings.scoring,

@@ -46,7 +46,7 @@ def read(folder: ModelFolder):
     marian.check_positions(model, weights)
     assign(marian.rows(model, order, order), weights.without(marian.POSITIONS), "M2M100")
     search, language = in_language(folder, search_settings(folder, order, 1024), tokenizer)
-    run = run_settings(search, tokenizer.vocabulary_size, dimensions)
+    run = run_settings(search, dimensions)
     run |= languages_of(folder) | language
     return Converted("translation", model, tokenizer, settings=search, config=run)
 

@@ -150,7 +150,7 @@ def read(folder: ModelFolder):
         )
     ]
     search = search_settings(folder, orders[1], 512)
-    run = run_settings(search, len(orders[0]), dimensions)
+    run = run_settings(search, dimensions)
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 

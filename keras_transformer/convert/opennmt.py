@@ -190,7 +190,7 @@ def read(path):
         settings.tokenizer(*pair) for pair in zip(("source", "target"), words, strict=True)
     ]
     search = settings.search()
-    run = run_settings(search, len(words[0]) + 1, dimensions)
+    run = run_settings(search, dimensions)
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 

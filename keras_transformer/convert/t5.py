@@ -164,7 +164,7 @@ def read(folder: ModelFolder):
         search_settings(folder, order, LENGTH),
         max_source_length=settings.count("n_positions", usual, least=2),
     )
-    run = run_settings(search, len(order), dimensions)
+    run = run_settings(search, dimensions)
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
 

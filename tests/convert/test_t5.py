@@ -299,3 +299,27 @@ def test_settings_that_do_not_fit_are_one_line(folder, tmp_path, change, message
     (tmp_path / "config.json").write_text(json.dumps(content | change))
     with pytest.raises(convert.ConversionError, match=message):
         convert.read(tmp_path)
+
+
+def test_a_vocabulary_may_be_smaller_than_any_that_is_learned_here(tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    lines = ["to be or not to be", "that is the question", "a cat sat on the mat"]
+    path = tmp_path / "t5"
+    path.mkdir()
+    train_spm(path / "spiece.model", lines, 20, **T5)
+    tokenizer = transformers.T5Tokenizer.from_pretrained(path, extra_ids=0)
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(5)
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(
+            vocab_size=len(tokenizer), d_model=16, d_kv=4, d_ff=24, num_heads=2, num_layers=1,
+            decoder_start_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    model.generation_config.update(max_length=9, num_beams=2, bad_words_ids=[[0]])
+    model.save_pretrained(path)
+    command.main(["--from", str(path), "--run", str(path / "run")])
+    with torch.no_grad():
+        written = model.generate(**tokenizer(lines, padding=True, return_tensors="pt"))
+    expected = tokenizer.batch_decode(written, skip_special_tokens=True)
+    assert Translator.load(path / "run")(lines) == expected

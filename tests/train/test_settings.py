@@ -6,13 +6,19 @@ import re
 import numpy as np
 import pytest
 
-from keras_transformer.serving import RunFolder
+import keras_transformer as kt
+from keras_transformer.convert.folder import Converted
+from keras_transformer.convert.generation import run_settings
+from keras_transformer.serving import RunFolder, SearchSettings, Translator
+from keras_transformer.tokenizers import SymbolTokenizer
 from train import classification, language_model, options, pretraining, translation
 from train.classification import ClassificationConfig
+from train.convert import save_run
 from train.language_model import LanguageModelConfig
 from train.launch import __main__ as launch
 from train.pretraining import PretrainingConfig
 from train.settings import LIMITS, Settings, allowed, flag_of, setting
+from train.training_config import LEAST_PIECES
 from train.translation import TranslationConfig
 
 NOWHERE = ["--run", "RUN"]
@@ -242,3 +248,32 @@ def test_a_number_at_its_limit_is_accepted_to_the_end(command, end, tmp_path):
     run([flag, str(tmp_path / "text.txt"), *flags, "--run", str(tmp_path / "run")])
     weights = RunFolder(tmp_path / "run").model().get_weights()
     assert end == "highest" or all(np.isfinite(array).all() for array in weights)
+
+
+def check_released(folder, count):
+    """Runs of released models, whose vocabularies and lengths nobody here has chosen."""
+    draw = np.random.default_rng(count)
+    for number in range(count):
+        size = int(draw.integers(5, LEAST_PIECES))
+        tokenizer = SymbolTokenizer("".join(chr(0x4E00 + i) for i in range(size - 4)))
+        longest = int(draw.choice([4, 300, 5000, 16_384]))
+        search = SearchSettings(2, max_source_length=longest, max_target_length=longest)
+        model = kt.translation(size, size="tiny", num_layers=1, hidden_dim=2, num_heads=1)
+        config = run_settings(search, {"num_layers": 1, "hidden_dim": 2, "num_heads": 1})
+        released = Converted("translation", model, tokenizer, settings=search, config=config)
+        save_run(released, folder / str(number))
+        translator = Translator.load(folder / str(number))
+        assert translator.tokenizer.vocabulary_size == size
+        assert translator.settings.max_source_length == longest
+
+
+def test_a_released_model_is_not_held_to_the_limits_of_training(tmp_path, capsys):
+    check_released(tmp_path, 2)
+    with pytest.raises(SystemExit):
+        translation.main(["--tsv=nowhere", *NOWHERE, "--max-length=5000"])
+    assert "--tokens-per-batch must be at least --max-length" in capsys.readouterr().err
+
+
+@pytest.mark.soak
+def test_many_released_models_are_not_held_to_the_limits_of_training(tmp_path):
+    check_released(tmp_path, 200)
