@@ -21,6 +21,8 @@ from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer
 from keras_transformer.tokenizers.sentencepiece_training import (
     CONTROL_PIECES,
+    LONGEST_SENTENCE,
+    TRAINER_OPTIONS,
     learned_model,
     texts_to_learn,
 )
@@ -59,10 +61,16 @@ class SentencePieceTokenizer(tf.Module):
     def __init__(self, model: bytes, language: str | None = None, prefix: str = ""):
         super().__init__(name="tokenizer")
         pieces = _pieces_of(model)
-        trained = sentencepiece_format.Model.FromString(model).trainer_spec
+        fields = sentencepiece_format.Model.FromString(model)
+        trained = fields.trainer_spec
         self._has_more = 0 < trained.vocab_size < len(pieces)
         self._pieces = pieces[: trained.vocab_size] if self._has_more else pieces
-        self._are_words = trained.model_type == sentencepiece_format.ModelType.WORD
+        # Of `train_sentencepiece`; a model of others cuts at spaces alone.
+        self._are_words = (
+            trained.model_type == sentencepiece_format.ModelType.WORD
+            and trained.max_sentence_length == LONGEST_SENTENCE
+            and fields.normalizer_spec.name == TRAINER_OPTIONS["words"]["normalization_rule_name"]
+        )
         self.model = model
         self.language = language
         self.prefix = prefix

@@ -21,6 +21,7 @@ _FIELDS = {  # message: name, number and type of each field
     "Trainer": [
         ("model_type", 3, _Field.TYPE_INT32),
         ("vocab_size", 4, _Field.TYPE_INT32),
+        ("max_sentence_length", 18, _Field.TYPE_INT32),
         ("byte_fallback", 35, _Field.TYPE_BOOL),
     ],
     "Normalizer": [

@@ -14,7 +14,9 @@ CONTROL_PIECES = ["<pad>", "<unk>", "<s>", "</s>"]
 # fallback instead of each using a row of the vocabulary.
 _CHARACTER_COVERAGE = 0.9999
 
-_TRAINER_OPTIONS = {
+LONGEST_SENTENCE = 2**20  # bytes; longer ones would be ignored
+
+TRAINER_OPTIONS = {
     "pieces": {
         "model_type": "bpe",
         "byte_fallback": True,
@@ -30,7 +32,7 @@ _TRAINER_OPTIONS = {
 
 def learned_model(sentences, vocabulary_size, tokens="pieces") -> bytes:
     """The serialised model for `SentencePieceTokenizer`; arguments of `train_sentencepiece`."""
-    if tokens not in _TRAINER_OPTIONS:
+    if tokens not in TRAINER_OPTIONS:
         raise ValueError(f"tokens must be pieces or words. Received: tokens={tokens!r}.")
     model = io.BytesIO()
     try:
@@ -39,8 +41,8 @@ def learned_model(sentences, vocabulary_size, tokens="pieces") -> bytes:
             model_writer=model,
             vocab_size=vocabulary_size,
             character_coverage=_CHARACTER_COVERAGE,
-            max_sentence_length=2**20,  # bytes; longer sentences would be ignored
-            **_TRAINER_OPTIONS[tokens],
+            max_sentence_length=LONGEST_SENTENCE,
+            **TRAINER_OPTIONS[tokens],
             pad_id=PAD_ID,
             unk_id=UNKNOWN_ID,
             bos_id=START_ID,

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import random
 import re
 
 import pytest
@@ -28,6 +29,54 @@ STRANGE = ["", " ", "  two  spaces ", "日本語", "cat🐈hat", "tab\there", "1
 @pytest.fixture(scope="module")
 def tokenizer():
     return train_sentencepiece(SENTENCES, 307)
+
+
+def check_models_of_others(count):
+    """Models of each type with drawn options of the trainer, beside sentencepiece itself."""
+    texts = [*SENTENCES, "The cat, the mat: a hat!", "(don't) stop. 3.5 cats"] * 2
+    texts_read = [*texts, *STRANGE, "cat. mat, (hat)", "x²™ a\u200cb Ⅷ", "<s>cat</s> <unk>"]
+    for number in range(count):
+        draw = random.Random(number)
+        options = {
+            "model_type": ("unigram", "bpe", "word", "char")[number % 4],
+            "normalization_rule_name": draw.choice(["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "identity"]),
+            "character_coverage": draw.choice([0.98, 0.9995, 1.0]),
+            "byte_fallback": draw.random() < 0.3,
+            "user_defined_symbols": draw.choice([[], ["<mask>", "cat"], ["▁hat"]]),
+            "control_symbols": draw.choice([[], ["<x>"]]),
+            **{
+                name: draw.random() < 0.5
+                for name in (
+                    "add_dummy_prefix", "remove_extra_whitespaces", "split_by_whitespace",
+                    "split_by_number", "split_digits", "split_by_unicode_script",
+                    "treat_whitespace_as_suffix", "allow_whitespace_only_pieces",
+                    "vocabulary_output_piece_score", "use_all_vocab",
+                )
+            },
+        }  # fmt: skip
+        has_pieces = options["model_type"] in ("unigram", "bpe")
+        options["byte_fallback"] &= has_pieces  # of no use to the others, which refuse it
+        options["use_all_vocab"] &= not has_pieces
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(texts), model_writer=model, vocab_size=330,
+            hard_vocab_limit=False, pad_id=0, unk_id=1, bos_id=2, eos_id=3, minloglevel=2,
+            **options,
+        )  # fmt: skip
+        theirs = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        ours = SentencePieceTokenizer(model.getvalue())
+        expected = theirs.encode(texts_read)
+        assert ours.tokenize(texts_read).to_list() == expected, options
+        assert ours.processor.encode(texts_read) == expected
+
+
+def test_models_of_others_have_the_ids_of_sentencepiece():
+    check_models_of_others(8)
+
+
+@pytest.mark.soak
+def test_many_models_of_others_have_the_ids_of_sentencepiece():
+    check_models_of_others(200)
 
 
 def test_pieces_equal_those_of_the_sentencepiece_package_on_real_sentences(data):
