@@ -1,13 +1,11 @@
 """The base class of all models here, and what a search asks of a model."""
 
-import keras
 from keras import ops
 
 from keras_transformer.layers.checks import check_arguments
 from keras_transformer.ops.attention import append_to_cache
 from keras_transformer.ops.masks import beam_mask, causal_mask, combine_masks
 from keras_transformer.ops.positions import segment_mask
-from keras_transformer.training.logits import check_take_logits
 from keras_transformer.training.model import FUNCTIONAL, Model
 
 
@@ -51,7 +49,8 @@ class TextModel(Model, FUNCTIONAL):
 
     Attributes:
         kind: name of the kind of model, a string.
-        gives_logits: whether its output is logits, of which `compile` then knows.
+        gives_logits: whether its output is logits, so that `compile` refuses losses and metrics of
+            Keras that would take them for probabilities.
         has_static_cache: whether `start_cache` accepts a `length`, the most steps that will be
             taken, and then returns a cache whose shapes no step changes, which XLA needs to
             compile a search.
@@ -63,24 +62,6 @@ class TextModel(Model, FUNCTIONAL):
     gives_logits = True
     has_static_cache = False
     pads_left = False
-
-    def compile(
-        self,
-        optimizer="rmsprop",
-        loss=None,
-        loss_weights=None,
-        metrics=None,
-        weighted_metrics=None,
-        *args,
-        **kwargs,
-    ):
-        """As `Model.compile`; losses and metrics that would take logits for probabilities raise."""
-        if self.gives_logits:
-            num_logits = self.output_shape[-1]
-            check_take_logits("loss", loss, keras.losses.get, num_logits)
-            for name, given in (("metrics", metrics), ("weighted_metrics", weighted_metrics)):
-                check_take_logits(name, given, keras.metrics.get, num_logits)
-        super().compile(optimizer, loss, loss_weights, metrics, weighted_metrics, *args, **kwargs)
 
 
 class TokenModel(TextModel):

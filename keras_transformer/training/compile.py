@@ -14,6 +14,7 @@ from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.training import internals
 from keras_transformer.training.consistency import Consistency
 from keras_transformer.training.internals import ON_TENSORFLOW
+from keras_transformer.training.logits import check_take_logits
 from keras_transformer.training.loss_sums import resolve_loss
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.step_state import (
@@ -82,6 +83,7 @@ class CompileMixin:
         r_drop=None,
         cutoff=None,
     ):
+        check_take_logits(self, loss, metrics, weighted_metrics)
         optimizer = keras.optimizers.get(optimizer)
         check_optimizer(optimizer)
         check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights)

@@ -15,24 +15,26 @@ ONLY_PROBABILITIES = (
 OF_THE_HIGHEST = (keras.metrics.F1Score, keras.metrics.FBetaScore)
 
 
-def check_take_logits(name, given, get, num_logits):
-    """Raises ValueError if a loss or metric of Keras would take logits for probabilities.
+def check_take_logits(model, loss, metrics, weighted_metrics):
+    """Raises ValueError if losses or metrics of Keras would take a model's logits otherwise.
 
-    Those that somebody else wrote are not judged.
-
-    Args:
-        name: of the argument of `compile`.
-        given: a loss or metric, a function, the name of one, or a nest of these.
-        get: `keras.losses.get` or `keras.metrics.get`.
-        num_logits: how many there are for each label.
+    Those that somebody else wrote are not judged, nor is any for a model that does not know what it
+    returns. The others are arguments of `compile`.
     """
-    for each in keras.tree.flatten(given):
-        if advice := _advice(each, get, num_logits):
-            shown = each if isinstance(each, str) else getattr(each, "name", None) or each.__name__
-            raise ValueError(
-                f"The model returns logits, which {name} would take for probabilities. {advice}. "
-                f"Received: {name}={shown!r}."
-            )
+    if not getattr(model, "gives_logits", False):
+        return
+    for name, given, get in (
+        ("loss", loss, keras.losses.get),
+        ("metrics", metrics, keras.metrics.get),
+        ("weighted_metrics", weighted_metrics, keras.metrics.get),
+    ):
+        for each in keras.tree.flatten(given):
+            if advice := _advice(each, get, model.output_shape[-1]):
+                shown = each if isinstance(each, str) else getattr(each, "name", None)
+                raise ValueError(
+                    f"The model returns logits, which {name} would take for probabilities. "
+                    f"{advice}. Received: {name}={shown or each.__name__!r}."
+                )
 
 
 def _advice(each, get, num_logits):

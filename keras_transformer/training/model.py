@@ -9,9 +9,24 @@ if keras.backend.backend() == "tensorflow":
 elif keras.backend.backend() == "jax":
     from keras_transformer.training.jax_step import JaxTrainStep as OwnStep
 else:
+    from keras_transformer.training.logits import check_take_logits
 
     class OwnStep:
         """On PyTorch, Keras's own step is correct, and `compile` has none of our arguments."""
+
+        def compile(
+            self,
+            optimizer="rmsprop",
+            loss=None,
+            loss_weights=None,
+            metrics=None,
+            weighted_metrics=None,
+            *args,
+            **kwargs,
+        ):
+            check_take_logits(self, loss, metrics, weighted_metrics)
+            arguments = optimizer, loss, loss_weights, metrics, weighted_metrics, *args
+            super().compile(*arguments, **kwargs)
 
         def compile_from_config(self, config):
             own = ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop", "cutoff")
@@ -22,6 +37,9 @@ else:
                     f"JAX. Load it there, or with compile=False. Received: {given}."
                 )
             plain = {name: each for name, each in config.items() if name not in own}
+            if type(self).compile is not OwnStep.compile:
+                super().compile_from_config(plain)  # warns
+                return
             self.compile(**keras.saving.deserialize_keras_object(plain))
             if self.built and self.optimizer is not None:
                 self.optimizer.build(self.trainable_variables)
