@@ -135,11 +135,14 @@ def xla_cuts_the_tokens_of_plain_tensorflow():
     assert abs(plain.mean() - 0.3) < 0.05
 
 
-@canary("training.compiled_metrics", "training.forget_compiled_metrics")
+@canary(*(f"training.{what}_metrics" for what in ("compiled", "build_compiled", "forget_compiled")))
 def metrics_of_compile_are_one_metric_that_can_be_forgotten():
     model = model_of_two_layers(metrics=["mae"])
     model.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)
     assert list(internals.compiled_metrics(model).result()) == ["mae"]
+    model.compile("sgd", "mse", metrics=[keras.metrics.MeanAbsoluteError("own")])
+    internals.build_compiled_metrics(model)
+    assert list(internals.compiled_metrics(model).result()) == ["own"]
     internals.forget_compiled_metrics(model)
     model.compile("sgd", "mse")
     assert internals.compiled_metrics(model) is None

@@ -103,16 +103,16 @@ class CompileMixin:
                 f"accumulation_steps={accumulation_steps}."
             )
 
-        token_metrics, scales_loss = [], False
+        token_metrics, scales_loss = None, False
         if ON_TENSORFLOW:
             if jit_compile == "auto":
                 # On CPUs, XLA's matrix products are slower than oneDNN's, much so in bfloat16.
                 has_gpu = bool(tf.config.list_logical_devices("GPU"))
                 supports_jit = all(layer.supports_jit for layer in internals.all_layers(self))
                 jit_compile = has_gpu and supports_jit and not run_eagerly
-            if isinstance(metrics, (list, tuple)):
-                token_metrics = [m for m in metrics if is_token_sum(m, summed_loss)]
-                metrics = [m for m in metrics if not is_token_sum(m, summed_loss)]
+            given = keras.tree.flatten(metrics or [])
+            if not weighted_metrics and all(is_token_sum(m, summed_loss) for m in given):
+                token_metrics = given
             scales_loss = auto_scale_loss and computes_in_float16(self)
             auto_scale_loss = False  # Keras's scale would look at one replica only
         elif auto_scale_loss and computes_in_float16(self) and not is_wrapped(optimizer):
@@ -122,7 +122,7 @@ class CompileMixin:
         super().compile(
             optimizer,
             loss,
-            metrics=metrics or None,
+            metrics=metrics,
             weighted_metrics=weighted_metrics,
             run_eagerly=run_eagerly,
             steps_per_execution=steps_per_execution,
@@ -160,11 +160,6 @@ class CompileMixin:
             loss_scale=loss_scale,
         )
 
-    @property
-    def metrics(self):
-        objective = self._step.objective
-        return [*super().metrics, *([] if objective is None else objective.token_metrics)]
-
     def get_compile_config(self):
         """What `.keras` keeps of `compile`, so that a reloaded model can continue training."""
         config = super().get_compile_config()
@@ -173,9 +168,6 @@ class CompileMixin:
         for name in ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop", "cutoff"):
             config[name] = getattr(self._step, name)
         if ON_TENSORFLOW:
-            if token_metrics := self._step.objective.token_metrics:
-                serialized = map(keras.saving.serialize_keras_object, token_metrics)
-                config["metrics"] = [*serialized, *(config["metrics"] or [])]
             has_scale = self._step.loss_scale is not None
             config["auto_scale_loss"] = has_scale or not computes_in_float16(self)
         else:

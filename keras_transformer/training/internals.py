@@ -89,6 +89,15 @@ def compiled_metrics(model):
     return model._compile_metrics
 
 
+def build_compiled_metrics(model):
+    """Builds the metrics given to `compile`, all of them objects, without labels or predictions.
+
+    Relies on `build` of `Model._compile_metrics` reading these for names of metrics only.
+    """
+    if model._compile_metrics is not None:
+        model._compile_metrics.build(None, None)
+
+
 def forget_compiled_metrics(model):
     """Makes the next `compile` start without metrics; Keras keeps the previous ones.
 

@@ -59,25 +59,31 @@ class StepGradients(NamedTuple):
 
 
 class Objective:
-    """The loss that a compiled model minimises, and the token metrics that are summed with it.
+    """The loss that a compiled model minimises, and its metrics.
+
+    `token_metrics` are those of `compile` if all can be summed with the loss; if they are None,
+    Keras computes the metrics, `keras_metrics`.
 
     With `needs_logits`, whole logits are computed: a `call` may differ from the model's graph, or
-    the backward pass will be scaled, which begins from the logits. Other metrics and activity
+    the backward pass will be scaled, which begins from the logits. Keras's metrics and activity
     penalties need them too. Otherwise logits are computed a part at a time, with the loss.
 
     With a `Consistency`, training sees two views of each row; metrics are those of the first.
     """
 
     def __init__(self, model, loss, token_metrics, needs_logits=False, consistency=None):
-        self.token_metrics = token_metrics
+        self.token_metrics, self.keras_metrics = token_metrics or [], None
+        if token_metrics is None:
+            self.keras_metrics = internals.compiled_metrics(model)
+        else:
+            internals.build_compiled_metrics(model)  # Keras would wait for whole logits
         self._consistency = consistency
         self._model, self._loss = model, loss
         self._is_compiled = model.jit_compile
         self._divides_penalties = internals.divides_activity_penalties()
         layers = internals.all_layers(model)
         self._has_activity = any(layer.activity_regularizer is not None for layer in layers)
-        has_metrics = internals.compiled_metrics(model) is not None
-        needs_logits = needs_logits or has_metrics or self._has_activity
+        needs_logits = needs_logits or self.keras_metrics is not None or self._has_activity
         may_project = type(loss) is TokenCrossentropy and not needs_logits
         self.projection = find_projection(model) if may_project else None
         self._projected_loss = compiled_projected_loss if self._is_compiled else projected_loss
@@ -197,8 +203,8 @@ class Objective:
         else:
             sums = views.loss_sums(labels, outputs, weights)
             y_pred = outputs = views.pair(outputs)[0]
-        if (metrics := internals.compiled_metrics(model)) is not None:
-            metrics.update_state(y, y_pred, sample_weight=sample_weight)
+        if self.keras_metrics is not None:
+            self.keras_metrics.update_state(y, y_pred, sample_weight=sample_weight)
         return StepSums(
             *sums,
             tf.cast(rows, sums[0].dtype),

@@ -103,7 +103,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
         for metric, metric_sums in zip(objective.token_metrics, sums.metrics, strict=True):
             metric.add_sums(*(part / replicas for part in metric_sums))
         logs = self.get_metrics_result()
-        if (metrics := internals.compiled_metrics(self)) is not None:
+        if (metrics := objective.keras_metrics) is not None:
             # Each replica has counted its own rows.
             counted = _all_reduced([tf.identity(v.value) for v in metrics.variables])
             logs.update(metrics.stateless_result(counted))

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.training import Model, TokenAccuracy, TokenCrossentropy
+from keras_transformer.training import Model, Perplexity, TokenAccuracy, TokenCrossentropy
 
 from .conftest import IDS, LABELS, language_model, needs_tensorflow, pair_of_models, rows
 from .drawn_steps import squares
@@ -86,6 +86,70 @@ def test_arguments_of_compile_stand_in_the_order_of_keras():
     for model in pair_of_models(metrics=()):
         model.compile("sgd", "mse", None, ["mae"])
         assert set(model.fit(x, y, verbose=0).history) == {"loss", "mae"}
+
+
+METRICS = (
+    Perplexity,
+    TokenAccuracy,
+    lambda: Perplexity(pad_id=3, name="other"),
+    lambda: TokenAccuracy(name="loss_of_hits"),
+    keras.metrics.SparseCategoricalAccuracy,
+    lambda: "sparse_categorical_accuracy",
+    lambda: "accuracy",
+)
+STRUCTURES = (list, tuple, lambda metrics: [metrics], lambda metrics: {"out": metrics})
+
+
+def answers_with_drawn_metrics(kind, seed):
+    """All that a model of tokens returns of its loss and metrics, in order."""
+    chance = np.random.default_rng(seed)
+    graph = language_model()
+    model = kind(graph.input, keras.layers.Identity(name="out")(graph.output))
+
+    def metrics(most):
+        count = int(chance.integers(most + 1))
+        drawn = [METRICS[place]() for place in chance.integers(len(METRICS), size=count)]
+        return STRUCTURES[chance.integers(len(STRUCTURES))](drawn)
+
+    settings = {"metrics": metrics(4), "weighted_metrics": chance.choice([False, True])}
+    settings["weighted_metrics"] = metrics(3) if settings["weighted_metrics"] else None
+    settings["run_eagerly"] = bool(chance.integers(6))
+    model.compile(keras.optimizers.SGD(0.1), TokenCrossentropy(), **settings)
+    weights = chance.choice([None, 2.0], p=[0.7, 0.3])
+    weights = None if weights is None else chance.uniform(0, 2, len(IDS))
+    answers = [model.metrics_names]
+    for as_dict in (False, True):
+        one_batch = {"sample_weight": weights, "return_dict": as_dict}
+        answers += [
+            model.train_on_batch(IDS, LABELS, **one_batch),
+            model.test_on_batch(IDS, LABELS, **one_batch),
+            model.evaluate(IDS, LABELS, verbose=0, **one_batch),
+        ]
+    answers.append(model.fit(IDS, LABELS, sample_weight=weights, verbose=0).history)
+    return [*answers, model.metrics_names, [type(metric).__name__ for metric in model.metrics]]
+
+
+def assert_drawn_metrics_are_as_in_keras(seed):
+    answers = [answers_with_drawn_metrics(kind, seed) for kind in (Model, keras.Model)]
+    for ours, theirs in zip(*answers, strict=True):
+        assert type(ours) is type(theirs), (seed, ours, theirs)
+        if isinstance(theirs, dict):
+            assert list(ours) == list(theirs), seed
+            ours, theirs = list(ours.values()), list(theirs.values())
+        if not isinstance(theirs, list) or not isinstance(theirs[0], str):
+            ours, theirs = np.ravel(ours), pytest.approx(np.ravel(theirs), rel=1e-5)
+        assert ours == theirs, seed
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_metrics_come_in_the_order_of_keras(seed):
+    assert_drawn_metrics_are_as_in_keras(seed)
+
+
+@pytest.mark.soak
+def test_hundreds_of_drawn_metrics_come_in_the_order_of_keras():
+    for seed in range(100, 350):
+        assert_drawn_metrics_are_as_in_keras(seed)
 
 
 def test_metrics_by_the_name_of_the_output_are_those_of_keras():
