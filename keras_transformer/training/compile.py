@@ -362,7 +362,7 @@ def _check_layer(layer, split):
 def check_labels(y, loss):
     if loss is None:
         raise ValueError("Training and evaluation need a loss. Compile with one.")
-    if y is None:
+    if any(part is None for part in keras.tree.flatten(y)):
         raise ValueError(
             "Training and evaluation need labels: data of (inputs, labels) or (inputs, labels, "
             "sample weights). Received: inputs without labels."

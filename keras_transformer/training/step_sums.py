@@ -156,6 +156,7 @@ class Objective:
         other tokens.
         """
         labels, _, _ = single_output(self._loss, y, features, None)
+        labels = tf.convert_to_tensor(labels)  # it may be a number or a text
         rows, *others = features.shape[:-1]
         expected = (rows if rows is None else rows // views, *others)
         if not tf.TensorShape(expected).is_compatible_with(labels.shape):
@@ -193,10 +194,11 @@ class Objective:
         return sums, StepGradients(dense(gradients), {})
 
     def _sums_of_logits(self, x, y, sample_weight, training):
-        model, rows = self._model, _num_rows(x)
+        model = self._model
         views = self._consistency if training else None
         seen = x if views is None else views.views_of(x)
         y_pred = model(seen, training=training)  # Keras leaves it out of a call without it
+        rows = _num_rows(x)  # now that the model has taken x, which may be no data at all
         labels, outputs, weights = single_output(self._loss, y, y_pred, sample_weight)
         if views is None:
             sums = loss_sums(self._loss, labels, outputs, weights)

@@ -140,8 +140,11 @@ def _rows_of_part(part, parts, data):
     if parts == 1:
         return data
 
+    batch = tf.shape(next(part for part in keras.tree.flatten(data) if part is not None))[0]
+
     def rows(tensor):
-        batch = tf.shape(tensor)[0]
+        same = "Inputs, labels and weights must have the same number of rows."
+        tf.debugging.assert_equal(tf.shape(tensor)[0], batch, same)
         return tensor[batch * part // parts : batch * (part + 1) // parts]
 
     return keras.tree.map_structure(lambda t: None if t is None else rows(t), data)

@@ -1,10 +1,13 @@
 """`kt.Model` takes what `keras.Model` takes, and gives its numbers on one device."""
 
 import inspect
+import itertools
+import re
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.training import Model, Perplexity, TokenAccuracy, TokenCrossentropy
 
@@ -250,3 +253,96 @@ def test_methods_name_the_arguments_of_keras_in_its_order(method):
     ours, theirs = (inspect.signature(getattr(c, method)).parameters for c in (Model, keras.Model))
     named = [parameter for parameter in theirs.values() if parameter.kind != parameter.VAR_KEYWORD]
     assert list(ours.values())[: len(named)] == named
+
+
+def faults(data):
+    """Wrong data instead of an array, and how it is called."""
+    return {
+        "None": None,
+        "a list of None": [None],
+        "a tuple of None": (None,),
+        "an empty list": [],
+        "an empty dict": {},
+        "a dict of None": {"data": None},
+        "two arrays, one absent": [data, None],
+        "two arrays": [data, data],
+        "a number": 5,
+        "a text": "a",
+        "texts": np.array(["a"] * len(data)),
+        "lists": data.tolist(),
+        "no array": np.array(3),
+        "fewer rows": data[:2],
+        "no rows": data[:0],
+    }
+
+
+METHODS = ("fit", "evaluate", "train_on_batch", "test_on_batch", "predict", "predict_on_batch")
+
+
+def error_of(kind, of_tokens, method, argument, fault, parts):
+    """The error of a method that gets wrong data as x, y, or for validation, or None."""
+    if of_tokens:
+        graph, x, y, loss = language_model(), IDS, LABELS, TokenCrossentropy()
+    else:
+        (x, y), loss = rows(), "mse"
+        [graph] = pair_of_models(kinds=[Model])
+    model = kind(graph.input, graph.output)
+    model.compile("sgd", loss, **({"accumulation_steps": parts} if kind is Model else {}))
+    wrong = {"x": x, "y": y, argument: faults(y if argument == "y" else x)[fault]}
+    settings = {} if "batch" in method else {"verbose": 0}
+    if argument == "validation":
+        wrong = {"x": x, "y": y}
+        settings["validation_data"] = (faults(x)[fault], y)
+    if "predict" in method:
+        del wrong["y"]
+    try:
+        getattr(model, method)(**wrong, **settings)
+    except Exception as error:
+        return error
+
+
+def message_of(error):
+    """Without the names and numbers of objects, which differ, and with one name for models."""
+    text = re.sub(r"\bcall(ing|ed by) \w+", "call", str(error))
+    text = re.sub(r"(?:functional|model|dense|keras_tensor|input_layer)[_\d]*", "name", text)
+    return re.sub(r"(?:compile_loss|node)[/\w]*|0x\w+", "", text)
+
+
+def assert_fault_is_keras_error(of_tokens, method, argument, fault, parts=1):
+    case = of_tokens, method, argument, fault, parts
+    ours, theirs = (error_of(kind, *case) for kind in (Model, keras.Model))
+    assert (ours is not None) >= (theirs is not None), (case, theirs)
+    if parts == 1 and argument != "y" and theirs is not None:
+        is_same = type(ours) is type(theirs) and message_of(ours)[:40] == message_of(theirs)[:40]
+        assert is_same or "Received: " in str(ours), (case, ours, theirs)
+    elif ours is not None:  # we say more of labels, and may refuse more
+        named = ValueError, tf.errors.InvalidArgumentError
+        assert isinstance(ours, (type(theirs), *named)), (case, ours, theirs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("parts", [1, 2])
+def test_data_that_are_absent_reach_the_error_of_keras(method, parts):
+    assert_fault_is_keras_error(parts == 2, method, "x", "a list of None", parts)
+
+
+@pytest.mark.parametrize("fault", ["fewer rows", "a list of None", "a text"])
+def test_labels_that_fit_no_rows_are_refused(fault):
+    for of_tokens, parts in ((True, 1), (True, 2), (False, 2)):
+        assert_fault_is_keras_error(of_tokens, "train_on_batch", "y", fault, parts)
+
+
+@pytest.mark.soak
+def test_every_fault_of_data_reaches_the_error_of_keras():
+    cases = itertools.product([False, True], METHODS, ["x", "y", "validation"], faults(IDS), [1, 2])
+    cases = [
+        case for case in cases
+        if {"validation": case[1] == "fit", "y": "predict" not in case[1]}.get(case[2], True)
+    ]  # fmt: skip
+    failures = []
+    for case in cases:
+        try:
+            assert_fault_is_keras_error(*case)
+        except AssertionError as error:
+            failures.append(str(error)[:700])
+    assert not failures, (len(cases), len(failures), "\n".join(failures))
