@@ -72,7 +72,7 @@ class Checkpoints(keras.callbacks.Callback):
         super().__init__()
         check_integer("every", every)
         check_integer("keep", keep)
-        if not model.compiled or not model.optimizer.built:
+        if not model.compiled or not getattr(model.optimizer, "built", False):
             raise ValueError("Compile the model before you make its Checkpoints.")
         if has_workers(model.distribute_strategy) and carried_variables(model):
             raise ValueError(

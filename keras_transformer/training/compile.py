@@ -117,7 +117,7 @@ class CompileMixin:
             auto_scale_loss = False  # Keras's scale would look at one replica only
         elif auto_scale_loss and computes_in_float16(self) and not is_wrapped(optimizer):
             # Keras asks for the policy of the model, which may be another than that of its layers.
-            optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+            optimizer = optimizer and keras.optimizers.LossScaleOptimizer(optimizer)
         internals.forget_compiled_metrics(self)
         super().compile(
             optimizer,
@@ -130,10 +130,11 @@ class CompileMixin:
             auto_scale_loss=auto_scale_loss,
         )
         check_clipping(self.optimizer, clip_norm)
-        if ON_TENSORFLOW:
-            internals.disable_gradient_reduction(optimizer)
-        if self.built and not self.optimizer.built:
-            self.optimizer.build(self.trainable_variables)
+        if optimizer is not None:  # which evaluation does not need
+            if ON_TENSORFLOW:
+                internals.disable_gradient_reduction(optimizer)
+            if self.built and not self.optimizer.built:
+                self.optimizer.build(self.trainable_variables)
 
         average = objective = loss_scale = None
         if ema_momentum is not None:
@@ -207,6 +208,11 @@ class CompileMixin:
         return [f"{_AVERAGE}{places[id(weight)]}" for weight in self._step.average.weights]
 
     def make_train_function(self, force=False):
+        if getattr(self, "optimizer", None) is None:
+            raise ValueError(
+                "Training needs an optimizer. Compile with one, such as kt.Adam(0.001). "
+                "Received: optimizer=None."
+            )
         if self._step.average is not None:
             self._step.average.begin()
         return super().make_train_function(force)

@@ -155,6 +155,55 @@ def test_hundreds_of_drawn_metrics_come_in_the_order_of_keras():
         assert_drawn_metrics_are_as_in_keras(seed)
 
 
+def test_a_model_without_an_optimizer_can_be_evaluated_but_not_trained(tmp_path):
+    x, y = rows()
+    ours, theirs = pair_of_models()
+    for model in (ours, theirs):
+        model.compile(None, "mse", metrics=["mae"])
+    assert ours.evaluate(x, y, verbose=0) == pytest.approx(theirs.evaluate(x, y, verbose=0))
+    ours.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.test_on_batch(x, y) == pytest.approx(theirs.test_on_batch(x, y))
+    for method in (loaded.fit, loaded.train_on_batch):
+        with pytest.raises(ValueError, match=r"needs an optimizer.*Received: optimizer=None"):
+            method(x, y)
+
+
+ODD = (None, 5, 0.5, -1, "odd", "", [], {}, (), [None], [5], ["odd"], {"odd": None}, True, False)
+ARGUMENTS = """optimizer loss loss_weights metrics weighted_metrics run_eagerly steps_per_execution
+    jit_compile auto_scale_loss""".split()
+
+
+def outcome_with(kind, argument, value, method):
+    """What a method returns with an argument of `compile`, or the error of either."""
+    [graph] = pair_of_models(kinds=[Model])
+    model = kind(graph.input, graph.output)
+    settings = {"optimizer": keras.optimizers.SGD(0.1), "loss": "mse", argument: value}
+    try:
+        model.compile(**settings)
+        answer = getattr(model, method)(*rows(), verbose=0)
+        return answer.history["loss"] if method == "fit" else answer
+    except Exception as error:
+        return error
+
+
+def assert_argument_is_as_in_keras(argument, value, method):
+    case = argument, value, method
+    ours, theirs = (outcome_with(kind, *case) for kind in (Model, keras.Model))
+    if isinstance(ours, Exception):
+        assert type(ours) in (type(theirs), ValueError), (case, ours, theirs)
+        is_named = isinstance(theirs, Exception) or "Received: " in str(ours)
+        assert is_named and str(ours), (case, ours, theirs)
+    else:
+        assert ours == pytest.approx(theirs, rel=1e-5), (case, ours, theirs)
+
+
+@pytest.mark.soak
+def test_every_odd_argument_of_compile_is_as_in_keras_or_named():
+    for case in itertools.product(ARGUMENTS, ODD, ("fit", "evaluate")):
+        assert_argument_is_as_in_keras(*case)
+
+
 def test_metrics_by_the_name_of_the_output_are_those_of_keras():
     x, y = rows()
     for model in pair_of_models(metrics=()):
