@@ -170,7 +170,7 @@ class LossScale:
         flat = tf.nest.flatten(gradients)
         # NaN is not below the largest number either.
         fit = [tf.reduce_all(tf.abs(g) <= tf.cast(largest, g.dtype)) for g in flat]
-        fits = tf.reduce_all(tf.stack(fit))
+        fits = tf.reduce_all(tf.stack([True, *fit]))  # there may be no gradient
         before = [tf.identity(variable.value) for variable in variables]
         yield
         for variable, value in zip(variables, before, strict=True):

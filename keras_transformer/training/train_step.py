@@ -10,6 +10,7 @@ of the step in `self._step`; what outlives a step is in step_state.py.
 """
 
 import contextlib
+import warnings
 
 import keras
 import tensorflow as tf
@@ -70,13 +71,18 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
         # Apply, unless a gradient overflows in float16.
         skips = contextlib.nullcontext()
         if step.loss_scale is not None:
+            if not self.optimizer.built:
+                self.optimizer.build(weights)  # what it holds after the step may be undone, too
             averages = [] if step.average is None else step.average.values
             changed = [*weights, *self.optimizer.variables, *averages]
             skips = step.loss_scale.skips(gradients, factor, changed)
         with skips:
             if weights:
-                _check_gradients(gradient)
-                self.optimizer.apply_gradients([(g, weights[i]) for i, g in gradient.items()])
+                # Keras warns of weights without a gradient, and keeps a state for them.
+                pairs = [(gradient.get(place), weight) for place, weight in enumerate(weights)]
+                self.optimizer.apply_gradients(pairs)
+            else:
+                warnings.warn("The model does not have any trainable weights.", stacklevel=2)
             if step.average is not None:
                 step.average.update()
         return self._logs(sums, penalty)
@@ -176,11 +182,3 @@ def _sum_of(*gradients):
     """The sum of dicts of gradients, any of which may lack some positions."""
     places = sorted(set().union(*gradients))
     return {i: tf.add_n([part[i] for part in gradients if i in part]) for i in places}
-
-
-def _check_gradients(gradients):
-    if not gradients:
-        raise ValueError(
-            "No weight has a gradient: the loss does not depend on the weights. Does the model, or "
-            "the loss, use operations without gradients? Received: only gradients of None."
-        )
