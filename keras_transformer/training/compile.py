@@ -177,6 +177,9 @@ class CompileMixin:
         return config
 
     def compile_from_config(self, config):
+        if overrides(self, "compile"):
+            super().compile_from_config(config)  # warns
+            return
         self.compile(**keras.saving.deserialize_keras_object(config))
 
     def save_own_variables(self, store):

@@ -270,6 +270,27 @@ def test_a_subclass_that_is_built_by_its_first_batch_trains_as_in_keras():
             without_training(Model).compile("sgd", "mse", **settings)
 
 
+@keras.saving.register_keras_serializable(package="tests")
+class CompiledByRate(Model):
+    def compile(self, rate=0.1):
+        super().compile(keras.optimizers.SGD(rate), "mse")
+
+
+def test_a_model_with_a_compile_of_its_own_is_loaded_uncompiled_as_in_keras(tmp_path):
+    [graph] = pair_of_models(kinds=[Model])
+    model = CompiledByRate(graph.input, graph.output)
+    model.compile(0.5)
+    model.fit(*rows(), verbose=0)
+    model.save(tmp_path / "model.keras")
+    with pytest.warns(UserWarning, match=r"`compile\(\)` was not called as part of model loading"):
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+    for method in (loaded.fit, loaded.evaluate, loaded.train_on_batch):
+        with pytest.raises(ValueError, match=r"Compile the model before"):
+            method(*rows())
+    x = rows()[0]
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "regularizer", ["l1", "l2", keras.regularizers.L1L2(0.1, 0.2)], ids=["l1", "l2", "both"]
