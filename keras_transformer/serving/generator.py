@@ -33,7 +33,7 @@ from keras_transformer.serving.settings import SamplingSettings, read_sampling
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, UNKNOWN_ID
 
 MAX_CHARACTER_BYTES = 4  # in UTF-8
-INCOMPLETE = re.compile(f"\ufffd{{1,{MAX_CHARACTER_BYTES - 1}}}$")
+INCOMPLETE = re.compile(rf"\ufffd{{1,{MAX_CHARACTER_BYTES - 1}}}\Z")  # $ would end a line, too
 
 
 class Generator(ServedModel):

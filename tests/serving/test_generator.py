@@ -16,6 +16,7 @@ from keras_transformer.serving import (
     SamplingSettings,
 )
 from keras_transformer.serving.control_ids import AfterControlIds
+from keras_transformer.serving.generator import INCOMPLETE
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
@@ -339,3 +340,8 @@ def test_requests_of_unequal_rows_are_refused(generator):
 def test_lengths_that_do_not_fit_the_context_are_refused(sizes):
     with pytest.raises(ValueError, match=r"context must be .* 2|max_tokens .* It must be below"):
         SamplingSettings(*sizes)
+
+
+def test_a_wrong_byte_before_a_line_end_is_no_incomplete_character():
+    assert INCOMPLETE.sub("", "a\ufffd\n") == "a\ufffd\n"
+    assert INCOMPLETE.sub("", "a\ufffd\ufffd") == "a"
