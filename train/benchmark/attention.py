@@ -9,7 +9,8 @@ from .engines import Engine, import_jax
 from .on_jax import cost_of, peak_bytes
 
 NUM_HEADS, KEY_DIM = 8, 64
-KINDS = {"cuDNN's kernel": "cudnn", "in chunks": "chunks", "all weights at once": "dense"}
+ON_GPUS = "cuDNN's kernel"
+KINDS = (ON_GPUS, "in chunks", "all weights at once")
 
 
 def attention_engine(kind, workload):
@@ -20,12 +21,12 @@ def attention_engine(kind, workload):
     from keras_transformer.layers import memory_efficient_attention as efficient
     from keras_transformer.ops.attention import attention_weights
 
-    if kind == "cudnn" and not efficient.has_gpu():
+    if kind == ON_GPUS and not efficient.has_gpu():
         raise RuntimeError("cuDNN's kernel needs an NVIDIA GPU")
     attend = {
-        "dense": lambda q, k, v, mask: jnp.matmul(attention_weights(q, k, mask), v),
-        "chunks": efficient.chunked_attention_on_jax,
-        "cudnn": efficient.fused_attention,
+        "all weights at once": lambda q, k, v, mask: jnp.matmul(attention_weights(q, k, mask), v),
+        "in chunks": efficient.chunked_attention_on_jax,
+        ON_GPUS: efficient.fused_attention,
     }[kind]
 
     def gradients(queries, keys, values, mask):
@@ -49,5 +50,4 @@ def attention_engine(kind, workload):
     def details():
         yield {**cost_of(step), "peak_bytes": peak_bytes()}
 
-    [label] = [label for label, each in KINDS.items() if each == kind]
-    return Engine(label, lambda: step(*arguments), 0, finish, prepare, details)
+    return Engine(kind, lambda: step(*arguments), 0, finish, prepare, details)

@@ -55,7 +55,7 @@ SECONDS_WORTH_KEEPING = 10  # of compiling
 
 
 def parse(arguments):
-    # command imports this module only when it is asked for.
+    # Not above, for command imports this module.
     from .command import add_what_all_have, choose, positive_number
 
     parser = Parser("python -m train.benchmark --backend jax", __doc__, EXAMPLES)
@@ -96,9 +96,9 @@ def measures_of(options):
     kerashub = functools.partial(on_jax.jax_training, training.kerashub)
     pytorch = training.pytorch_training
     kinds = {
-        label: functools.partial(attention.attention_engine, kind)
-        for label, kind in attention.KINDS.items()
-        if on_gpu or kind != "cudnn"
+        label: functools.partial(attention.attention_engine, label)
+        for label in attention.KINDS
+        if on_gpu or label != attention.ON_GPUS
     }
 
     def size_of(name):

@@ -61,20 +61,12 @@ def measure(candidates, repeats, steps):
     return rows
 
 
-def in_process(function, workload, *arguments, environment=None):
-    """What a function of a workload returns in a process of its own.
-
-    Args:
-        function: of this package.
-        workload: its first argument.
-        *arguments: the others.
-        environment: further variables of the process, a dictionary; None for none.
-    """
+def in_process(function, workload):
+    """What a function of this package returns of a workload, in a process of its own."""
     gpus = visible_gpus(gpu_count(), os.environ) if workload.device == "gpu" else [HIDDEN]
-    variables = {**workload.environment(",".join(gpus)), **(environment or {})}
     with _new_process() as process:
-        process.submit(set_up, variables)
-        return process.submit(function, workload, *arguments).result()
+        process.submit(set_up, workload.environment(",".join(gpus)))
+        return process.submit(function, workload).result()
 
 
 def _new_process():

@@ -54,14 +54,9 @@ def is_limit(row):
     return row["name"].startswith("products")
 
 
-def engine_table(rows, first="ours"):
-    """Lines of text, one per row of `compare`; a column that no row fills is left out.
-
-    Args:
-        rows: rows from `measure`.
-        first: what the first row is, for the heading of the ratios to it.
-    """
-    ratios = {f"{first} faster by": lambda row: _first_faster_by(row) if row is not rows[0] else ""}
+def engine_table(rows):
+    """Lines of text, one per row of `compare`; a column that no row fills is left out."""
+    ratios = {"ours faster by": lambda row: _first_faster_by(row) if row is not rows[0] else ""}
     return table(_filled(_SPEEDS | ratios | _SHARES, rows), rows)
 
 
