@@ -18,7 +18,6 @@ import tensorflow as tf
 from keras_transformer.layers import internals as of_layers
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Adam, Model, internals
-from keras_transformer.training.metrics import loss_tracker
 
 CANARIES = {}
 
@@ -146,7 +145,13 @@ def metrics_of_compile_are_one_metric_that_can_be_forgotten():
     internals.forget_compiled_metrics(model)
     model.compile("sgd", "mse")
     assert internals.compiled_metrics(model) is None
-    assert isinstance(loss_tracker(model), keras.metrics.Mean)
+
+
+@canary("training.loss_tracker")
+def the_mean_of_the_losses_is_a_metric_of_the_model():
+    model = model_of_two_layers()
+    loss = model.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0).history["loss"]
+    assert float(internals.loss_tracker(model).result()) == loss[0]
 
 
 @canary("training.last_call")

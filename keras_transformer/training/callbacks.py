@@ -10,8 +10,8 @@ import numpy as np
 from keras_transformer.arguments import check_integer
 from keras_transformer.files import atomic_path
 from keras_transformer.training.distribution import has_workers
+from keras_transformer.training.internals import loss_tracker
 from keras_transformer.training.losses import TokenCrossentropy
-from keras_transformer.training.metrics import loss_tracker
 from keras_transformer.training.step_state import batches_taken
 
 
@@ -103,7 +103,8 @@ class TokensPerSecond(keras.callbacks.Callback):
     async_safe = True
 
     def on_train_begin(self, logs=None):
-        counts_tokens = isinstance(self.model.loss, TokenCrossentropy)
+        losses = keras.tree.flatten(self.model.loss)
+        counts_tokens = any(isinstance(loss, TokenCrossentropy) for loss in losses)
         self._name = "tokens_per_second" if counts_tokens else "examples_per_second"
         self._loss = loss_tracker(self.model)
 

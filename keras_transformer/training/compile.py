@@ -15,7 +15,7 @@ from keras_transformer.training import internals
 from keras_transformer.training.consistency import Consistency
 from keras_transformer.training.internals import ON_TENSORFLOW
 from keras_transformer.training.logits import check_take_logits
-from keras_transformer.training.loss_sums import resolve_loss
+from keras_transformer.training.loss_sums import resolve_loss, single_loss
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.step_state import (
     DropoutSeeds,
@@ -47,6 +47,7 @@ class StepSettings:
     """What a train step needs, in one object, so that Keras does not track and save its parts."""
 
     loss: keras.losses.Loss | None = None  # from `resolve_loss`
+    loss_weight: float = 1.0
     num_weights: int | None = None  # that are trained; None if the model was not built
     clip_norm: float | None = None
     accumulation_steps: int = 1
@@ -86,8 +87,10 @@ class CompileMixin:
         check_take_logits(self, loss, metrics, weighted_metrics)
         optimizer = keras.optimizers.get(optimizer)
         check_optimizer(optimizer)
-        check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights)
-        summed_loss = resolve_loss(loss)
+        check_arguments(clip_norm, accumulation_steps, ema_momentum)
+        names = getattr(self, "output_names", None)
+        single, loss_weight = single_loss(loss, loss_weights, names)
+        summed_loss = resolve_loss(single)
         if ON_TENSORFLOW:
             check_strategy(self, steps_per_execution)
         check_model(self, accumulation_steps, ema_momentum)
@@ -122,6 +125,7 @@ class CompileMixin:
         super().compile(
             optimizer,
             loss,
+            loss_weights=loss_weights,
             metrics=metrics,
             weighted_metrics=weighted_metrics,
             run_eagerly=run_eagerly,
@@ -145,9 +149,12 @@ class CompileMixin:
             loss_scale = LossScale()
         if ON_TENSORFLOW:
             needs_logits = scales_loss or overrides(self, "call")
-            objective = Objective(self, summed_loss, token_metrics, needs_logits, consistency)
+            objective = Objective(
+                self, summed_loss, loss_weight, token_metrics, needs_logits, consistency
+            )
         self._step = StepSettings(
             loss=summed_loss,
+            loss_weight=loss_weight,
             num_weights=len(self.trainable_variables) if self.built else None,
             clip_norm=clip_norm,
             accumulation_steps=accumulation_steps,
@@ -280,12 +287,7 @@ def check_clipping(optimizer, clip_norm):
         )
 
 
-def check_arguments(clip_norm, accumulation_steps, ema_momentum, loss_weights):
-    if loss_weights is not None:
-        raise ValueError(
-            "The exact train step needs one loss for one output, without loss_weights. "
-            f"Received: loss_weights={loss_weights}."
-        )
+def check_arguments(clip_norm, accumulation_steps, ema_momentum):
     if clip_norm is not None:
         check_number("clip_norm", clip_norm, above=0)
     check_integer("accumulation_steps", accumulation_steps)

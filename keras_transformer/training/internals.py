@@ -98,6 +98,14 @@ def build_compiled_metrics(model):
         model._compile_metrics.build(None, None)
 
 
+def loss_tracker(model):
+    """The metric in which Keras averages the loss of an epoch.
+
+    Relies on `Model._loss_tracker`: a subclass may leave it out of `metrics`.
+    """
+    return model._loss_tracker
+
+
 def forget_compiled_metrics(model):
     """Makes the next `compile` start without metrics; Keras keeps the previous ones.
 

@@ -16,7 +16,12 @@ from keras_transformer.training.compile import (
     check_labels,
     overrides,
 )
-from keras_transformer.training.internals import all_layers, compiled_metrics, keras_mask_of
+from keras_transformer.training.internals import (
+    all_layers,
+    compiled_metrics,
+    keras_mask_of,
+    loss_tracker,
+)
 from keras_transformer.training.loss_sums import (
     ADDED_LOSS,
     ADDITIVE,
@@ -25,7 +30,6 @@ from keras_transformer.training.loss_sums import (
     single_output,
 )
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
-from keras_transformer.training.metrics import loss_tracker
 from keras_transformer.training.output_projection import find_projection
 from keras_transformer.training.projected_loss_on_jax import projected_loss_on_jax
 
@@ -143,7 +147,7 @@ class JaxTrainStep(CompileMixin):
             total = projected_loss_on_jax(
                 features, table, labels, token_weights, loss.label_smoothing
             )
-            total = total / ops.maximum(ops.sum(token_weights), 1e-9)
+            total = self._step.loss_weight * total / ops.maximum(ops.sum(token_weights), 1e-9)
             total += sum(ops.sum(penalty) for penalty in self.losses)
             scaled = self.optimizer.scale_loss(total)
             others = [scope.get_current_value(v) for v in self.non_trainable_variables]
@@ -172,12 +176,14 @@ class JaxTrainStep(CompileMixin):
             compute_loss = super().compute_loss
             losses = [compute_loss(x, y, view, sample_weight) for view in (first, second)]
             apart = views.mean_divergence(labels, first, second, weights)
-            return (losses[0] + losses[1] + views.weight * apart) / 2
+            return (losses[0] + losses[1] + self._step.loss_weight * views.weight * apart) / 2
         self._check_sums_over_rows(y, y_pred, sample_weight, training)
-        if not isinstance(getattr(self, "loss", None), PretrainingLoss):
+        loss = self._step.loss
+        if not isinstance(loss, PretrainingLoss):
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         # Keras would expect one loss for each of the two outputs.
-        return self.loss(y, y_pred, sample_weight) + sum(ops.sum(loss) for loss in self.losses)
+        loss = self._step.loss_weight * loss(y, y_pred, sample_weight)
+        return loss + sum(ops.sum(penalty) for penalty in self.losses)
 
     def _check_sums_over_rows(self, y, y_pred, sample_weight, training):
         """Raises for losses that the step refuses on TensorFlow too, and for masked parts."""

@@ -8,6 +8,7 @@ of the whole batch into Keras's number.
 import keras
 from keras import ops
 
+from keras_transformer.arguments import check_number
 from keras_transformer.training.internals import ON_TENSORFLOW, keras_mask_of, loss_axis
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 
@@ -39,21 +40,49 @@ class LossFunction(keras.losses.Loss):
         return self.fn(*_aligned(y_true, y_pred))
 
 
-def resolve_loss(loss):
-    """Turns the `loss` of `compile` into a `keras.losses.Loss`, or None.
+def single_loss(loss, loss_weights, output_names):
+    """The one loss, and its weight as a float, that two arguments of `compile` name.
 
-    Raises ValueError for several losses, and for losses that are not sums over rows.
+    Either may be a list or a dict of one, as in Keras. `output_names` are those of the model, or
+    None if they are not known.
+
+    Raises:
+        ValueError: for several losses or weights, for the name of no output, and for a weight that
+            is not a finite number.
+    """
+    weight = _only("loss_weights", loss_weights, output_names)
+    if weight is not None:
+        check_number("loss_weights", weight)
+    return _only("loss", loss, output_names), 1.0 if weight is None else float(weight)
+
+
+def _only(name, value, output_names):
+    """The value for the only output in an argument that may be a list or a dict of one."""
+    received = value
+    while isinstance(value, (list, tuple, dict)) and not _is_config(value):
+        if len(value) != 1:
+            raise ValueError(
+                "The exact train step needs one loss for one output. For several outputs write one "
+                "model per loss, or add up their losses in a layer with one output. "
+                f"Received: {name}={received}."
+            )
+        key, value = next(iter(value.items() if isinstance(value, dict) else enumerate(value)))
+        if isinstance(key, str) and output_names and key not in output_names:
+            raise ValueError(
+                f"{name} must name the output {output_names[0]!r}. Received: {name}={received}."
+            )
+    return value
+
+
+def resolve_loss(loss):
+    """Turns one loss of `compile` into a `keras.losses.Loss`, or None.
+
+    Raises ValueError for losses that are not sums over rows.
     """
     if str(loss).lower() in ("crossentropy", "ce"):
         raise ValueError(
             "Name the cross-entropy: binary_crossentropy, categorical_crossentropy or "
             f"sparse_categorical_crossentropy. Received: loss={loss!r}."
-        )
-    if isinstance(loss, (list, tuple, dict)) and not _is_config(loss):
-        raise ValueError(
-            "The exact train step needs one loss for one output. For several outputs write one "
-            "model per loss, or add up their losses in a layer with one output. "
-            f"Received: loss={loss}."
         )
     loss = keras.losses.get(loss)
     if loss is None:

@@ -84,11 +84,6 @@ class Perplexity(TokenMetric):
         return ops.exp(super().result())
 
 
-def loss_tracker(model):
-    """The metric in which Keras averages the loss of an epoch: the first with that name."""
-    return next(metric for metric in model.metrics if metric.name == "loss")
-
-
 def _chosen(logits, labels):
     labels = ops.cast(labels, "int32")[..., None]
     return ops.take_along_axis(logits, labels, axis=-1)[..., 0]

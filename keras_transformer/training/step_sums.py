@@ -59,7 +59,7 @@ class StepGradients(NamedTuple):
 
 
 class Objective:
-    """The loss that a compiled model minimises, and its metrics.
+    """The loss that a compiled model minimises, times `loss_weight`, and its metrics.
 
     `token_metrics` are those of `compile` if all can be summed with the loss; if they are None,
     Keras computes the metrics, `keras_metrics`.
@@ -71,14 +71,16 @@ class Objective:
     With a `Consistency`, training sees two views of each row; metrics are those of the first.
     """
 
-    def __init__(self, model, loss, token_metrics, needs_logits=False, consistency=None):
+    def __init__(
+        self, model, loss, loss_weight, token_metrics, needs_logits=False, consistency=None
+    ):
         self.token_metrics, self.keras_metrics = token_metrics or [], None
         if token_metrics is None:
             self.keras_metrics = internals.compiled_metrics(model)
         else:
             internals.build_compiled_metrics(model)  # Keras would wait for whole logits
         self._consistency = consistency
-        self._model, self._loss = model, loss
+        self._model, self._loss, self._loss_weight = model, loss, loss_weight
         self._is_compiled = model.jit_compile
         self._divides_penalties = internals.divides_activity_penalties()
         layers = internals.all_layers(model)
@@ -117,9 +119,9 @@ class Objective:
         return sums, StepGradients(loss_gradients, _gradients(tape, sums.activity, weights, factor))
 
     def scale(self, sums):
-        """The inverse of Keras's divisor of the loss of a whole batch, a scalar."""
+        """What turns the summed loss of a whole batch into Keras's number, a scalar."""
         divisor = sums.divisor(self._loss.reduction)
-        return tf.math.divide_no_nan(tf.ones_like(divisor), divisor)
+        return tf.math.divide_no_nan(self._loss_weight * tf.ones_like(divisor), divisor)
 
     def penalty_divisor(self, sums):
         """Keras's divisor of the activity penalties of a batch, a scalar."""

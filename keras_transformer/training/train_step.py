@@ -19,7 +19,6 @@ from keras_transformer.training import internals
 from keras_transformer.training.compile import CompileMixin, check_labels
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.fit import FitMixin
-from keras_transformer.training.metrics import loss_tracker
 from keras_transformer.training.step_sums import scaled, weight_penalty
 
 PACK_BYTES = 2**25  # of gradients that replicas sum at a time; plain steps go on meanwhile
@@ -105,7 +104,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
         # Keras sums metrics over replicas; divided, they count each token once.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
         share = objective.count(sums) / replicas
-        loss_tracker(self).update_state(loss, sample_weight=share)
+        internals.loss_tracker(self).update_state(loss, sample_weight=share)
         for metric, metric_sums in zip(objective.token_metrics, sums.metrics, strict=True):
             metric.add_sums(*(part / replicas for part in metric_sums))
         logs = self.get_metrics_result()

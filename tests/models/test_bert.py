@@ -134,7 +134,11 @@ def test_heads_share_the_backbone_and_train_it():
     backbone = backbone_of(dropout=0.0, attention_dropout=0.0)
     pretraining, classifier = bert_pretraining(backbone), bert_classifier(backbone, 3, dropout=0.0)
     before = array(classifier(INPUTS))
-    pretraining.compile("sgd", loss=PretrainingLoss())
+    losses = []
+    for weight in (1.0, 0.25):
+        pretraining.compile("sgd", PretrainingLoss(), weight)
+        losses.append(float(pretraining.test_on_batch(ALL_INPUTS, LABELS)))
+    assert losses[1] == pytest.approx(losses[0] / 4, rel=1e-5), "a weight for both losses"
     pretraining.train_on_batch(ALL_INPUTS, LABELS)
     assert np.abs(array(classifier(INPUTS)) - before).max() > 1e-4, "one step of another head"
 

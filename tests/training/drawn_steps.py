@@ -86,10 +86,19 @@ def draw(seed):
     case["frozen"] = pick([False, False, True])
     case["eager"] = pick([False, True, True])
     case["loss_dtype"] = pick([None, None, "float64"])
+    case["form"] = pick(["plain", "plain", "list", "tuple", "dict"])
+    case["loss_weights"] = pick([None, None, 0.3, [2], (-0.5,), {"out": 3.0}, 0.0])
     return case
 
 
 def loss_of(case):
+    """The loss in the form that was drawn, for the output "out"."""
+    loss = single_loss_of(case)
+    forms = {"plain": loss, "list": [loss], "tuple": (loss,), "dict": {"out": loss}}
+    return forms[case["form"]]
+
+
+def single_loss_of(case):
     name, reduction = case["loss"], case["reduction"]
     if name in ("squares", "nats"):
         return globals()[name]
@@ -145,7 +154,8 @@ def model_of(case, kind):
         trainable=not case["frozen"],
     )(hidden)
     is_choice = case["kind"] in ("categorical", "sparse")
-    outputs = keras.layers.Dense(case["width"], "softmax" if is_choice else "sigmoid")(hidden)
+    last = "softmax" if is_choice else "sigmoid"
+    outputs = keras.layers.Dense(case["width"], last, name="out")(hidden)
     model = kind(inputs, outputs)
     # A seed alone does not make initial weights equal where names count layers.
     for index, weight in enumerate(model.trainable_variables):
@@ -167,8 +177,9 @@ def trained(case, kind, strategy):
             if "accumulation_steps" in inspect.signature(model.compile).parameters:
                 metrics["accumulation_steps"] = case["parts"]
             eager = case["eager"] and strategy.num_replicas_in_sync == 1
-            loss = loss_of(case)
-            model.compile(keras.optimizers.SGD(0.1), loss, run_eagerly=eager, **metrics)
+            loss, loss_weights = loss_of(case), case["loss_weights"]
+            settings = {"run_eagerly": eager, **metrics}
+            model.compile(keras.optimizers.SGD(0.1), loss, loss_weights, **settings)
         fit = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
         if case["weights"] == "class":
             fit["class_weight"] = {0: 0.5, 1: 3.0, 2: 1.5}

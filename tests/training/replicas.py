@@ -34,7 +34,7 @@ from keras_transformer.training import (
 )
 from keras_transformer.training.checkpoints import Checkpoints
 from keras_transformer.training.distribution import check_workers_agree, this_worker
-from keras_transformer.training.metrics import loss_tracker
+from keras_transformer.training.internals import loss_tracker
 
 from .conftest import SecondViewTimes
 

@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -211,17 +212,52 @@ def test_metrics_by_the_name_of_the_output_are_those_of_keras():
         assert "mae" in model.fit(x, y, verbose=0).history
 
 
-@pytest.mark.parametrize("structure", [lambda t: [t], lambda t: {"out": t}], ids=["list", "dict"])
-def test_one_output_in_a_structure_is_one_output(structure):
-    losses = []
+STRUCTURES_OF_ONE = (lambda t: t, lambda t: [t], lambda t: (t,), lambda t: {"out": t})
+FORMS_OF_A_LOSS = ("mse", ["mse"], ("mse",), {"out": "mse"}, {"odd": "mse"}, [["mse"]])
+FORMS_OF_A_LOSS += ({"out": ["mse"]}, ["mse", "mae"], {"out": "mse", "odd": "mae"}, [None], [])
+LOSS_WEIGHTS = (None, 0.3, [2], (0.5,), {"out": 3.0}, {"odd": 3.0}, [1.0, 2.0], [None], 2, 0.0)
+FORMS = list(
+    itertools.product((0, 1), STRUCTURES_OF_ONE, FORMS_OF_A_LOSS, LOSS_WEIGHTS, STRUCTURES_OF_ONE)
+)
+
+
+def assert_forms_are_as_in_keras(is_subclass, structure, loss, loss_weights, labels):
+    """A loss, its weight, the labels and the output are one, whatever they are wrapped in."""
+    x, y = rows()
+    outcomes = []
     for kind in (Model, keras.Model):
-        keras.utils.set_random_seed(3)
-        inputs = keras.Input((3,))
-        model = kind(inputs, structure(keras.layers.Dense(2, name="out")(inputs)))
-        model.compile(keras.optimizers.SGD(0.1), "mse")
-        x, y = rows()
-        losses.append(model.fit(x, structure(y), epochs=2, verbose=0, shuffle=False).history)
-    np.testing.assert_allclose(losses[0]["loss"], losses[1]["loss"], atol=1e-6)
+        if is_subclass:
+            model = without_training(kind, structure)
+        else:
+            inputs = keras.Input((3,))
+            outputs = keras.layers.Dense(2, kernel_initializer="ones", name="out")(inputs)
+            model = kind(inputs, structure(outputs))
+        try:
+            model.compile(keras.optimizers.SGD(0.1), loss, loss_weights, run_eagerly=True)
+            values = [float(model.train_on_batch(x, labels(y))) for _ in range(2)]
+            outcomes.append([*values, *np.ravel(model.get_weights()[0])])
+        except Exception as error:
+            outcomes.append(error)
+    ours, theirs = outcomes
+    if isinstance(ours, Exception):
+        is_expected = isinstance(theirs, Exception) or loss_weights == {"odd": 3.0}
+        assert is_expected and type(ours) in (ValueError, type(theirs)), (ours, theirs)
+    elif not isinstance(theirs, Exception):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    else:  # Keras does not look into structures for the one label, nor know the name of an output
+        assert type(theirs) in (TypeError, KeyError, ValueError), theirs
+        assert isinstance(labels(0), dict) or isinstance(loss, dict), theirs
+
+
+def test_one_loss_in_a_structure_is_one_loss():
+    for case in FORMS[::131]:
+        assert_forms_are_as_in_keras(*case)
+
+
+@pytest.mark.soak
+def test_every_structure_of_one_loss_is_as_in_keras():
+    for case in FORMS:
+        assert_forms_are_as_in_keras(*case)
 
 
 class Halved(Model):
@@ -231,8 +267,8 @@ class Halved(Model):
         return super().call(inputs, training=training, mask=mask) / 2
 
 
-def without_training(base):
-    """A subclass of a kind of model, which its first batch builds."""
+def without_training(base, structure=lambda outputs: outputs):
+    """A model of a subclass of a kind of model, which its first batch builds."""
 
     class WithoutTraining(base):
         def __init__(self):
@@ -240,7 +276,7 @@ def without_training(base):
             self.dense = keras.layers.Dense(2, kernel_initializer="ones")
 
         def call(self, inputs):
-            return self.dense(inputs)
+            return structure(self.dense(inputs))
 
     return WithoutTraining()
 
@@ -274,6 +310,124 @@ def test_a_subclass_that_is_built_by_its_first_batch_trains_as_in_keras():
 class CompiledByRate(Model):
     def compile(self, rate=0.1):
         super().compile(keras.optimizers.SGD(rate), "mse")
+
+
+def twice(self, outputs):
+    return keras.tree.map_structure(lambda each: each * 2, outputs)
+
+
+def with_a_constant(self, logs):
+    return {**logs, "constant": keras.ops.ones(())}
+
+
+def own_step(self, data):
+    x, y = data[:2]
+    with tf.GradientTape() as tape:
+        outputs = self(x, training=True)
+        loss = self.compute_loss(y=y, y_pred=outputs)
+    self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+    for metric in self.metrics:
+        metric.update_state(*((loss,) if metric.name == "loss" else (y, outputs)))
+    return {metric.name: metric.result() for metric in self.metrics}
+
+
+# Methods that replace one of `keras.Model`, and functions of a model and of what Keras's returns.
+REPLACED = {
+    "train_step": own_step,
+    "test_step": lambda self, data: {"mine": keras.ops.sum(self(data[0], training=False))},
+    "metrics": property(lambda self: keras.Model.metrics.fget(self)[1:]),  # without the loss
+    "get_compile_config": lambda self: None,
+    "compile_from_config": lambda self, config: self.compile(keras.optimizers.SGD(0.3), "mae"),
+}
+EXTENDED = {
+    "train_step": with_a_constant,
+    "test_step": with_a_constant,
+    "predict_step": twice,
+    "get_metrics_result": with_a_constant,
+    "get_compile_config": lambda self, config: {**config, "run_eagerly": True},
+    "metrics": lambda self, metrics: metrics[::-1],
+    "metrics_names": lambda self, names: names[::-1],
+    "reset_metrics": lambda self, nothing: setattr(self, "resets", getattr(self, "resets", 0) + 1),
+    "call": twice,
+    "make_train_function": lambda self, function: function,
+    "get_build_config": lambda self, config: {**config, "mark": 1},
+    "build_from_config": lambda self, nothing: setattr(self, "is_rebuilt", True),
+    "fit": lambda self, history: history,
+    "stop_training": lambda self, value: value,
+}
+
+
+def with_an_override(kind, name, is_extended):
+    """A subclass of a kind of model with one method, or property, of its own."""
+    if not is_extended:
+        method = REPLACED[name]
+    elif isinstance(getattr(kind, name, None), property):
+        theirs = getattr(kind, name)
+        method = property(lambda self: EXTENDED[name](self, theirs.fget(self)))
+    else:
+
+        def method(self, *args, **settings):
+            return EXTENDED[name](self, getattr(super(own, self), name)(*args, **settings))
+
+    own = type(
+        f"Own{kind.__module__.replace('.', '_')}{name}{is_extended}", (kind,), {name: method}
+    )
+    return keras.saving.register_keras_serializable(package="tests")(own)
+
+
+def outcomes_with_an_override(kind, name, is_extended, folder):
+    """What a subclass answers before it is saved and after it is loaded, or the error."""
+    x, y = rows()
+    [graph] = pair_of_models(kinds=[Model])
+    model = with_an_override(kind, name, is_extended)(graph.input, graph.output)
+    answers = []
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            optimizer = keras.optimizers.SGD(0.1, momentum=0.5)
+            model.compile(optimizer, "mse", metrics=["mae"], run_eagerly=name != "train_step")
+            for _ in range(2):
+                if model.compiled:
+                    fit = {"batch_size": 4, "epochs": 2, "shuffle": False, "verbose": 0}
+                    answers.append(model.fit(x, y, **fit).history)
+                    answers += [model.evaluate(x, y, verbose=0), model.train_on_batch(x, y)]
+                    answers += [model.metrics_names, int(model.optimizer.iterations)]
+                answers += [model.predict(x, verbose=0).tolist(), model.compiled]
+                answers += [getattr(model, "resets", 0), getattr(model, "is_rebuilt", False)]
+                model.save(folder / "model.keras")
+                model = keras.models.load_model(folder / "model.keras")
+        except Exception as error:
+            answers.append(f"{type(error).__name__}: {error}".replace(type(model).__name__, ""))
+    return answers, sorted(re.sub("'[a-z]+(_[0-9]+)?'", "", str(each.message)) for each in warned)
+
+
+def assert_override_is_as_in_keras(name, is_extended, folder):
+    ours, theirs = (
+        outcomes_with_an_override(kind, name, is_extended, folder) for kind in (Model, keras.Model)
+    )
+    assert ours[1] == theirs[1], name
+    assert len(ours[0]) == len(theirs[0]) > 5, (name, ours[0], theirs[0])
+    for one, other in zip(ours[0], theirs[0], strict=True):
+        if isinstance(other, dict):
+            assert list(one) == list(other), name
+            one, other = list(one.values()), list(other.values())
+        if isinstance(other, str) or (isinstance(other, list) and isinstance(other[0], str)):
+            assert one == other, name
+        else:
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+OVERRIDES = [*((name, False) for name in REPLACED), *((name, True) for name in EXTENDED)]
+
+
+def test_a_subclass_without_the_loss_in_its_metrics_trains_as_in_keras(tmp_path):
+    assert_override_is_as_in_keras("metrics", False, tmp_path)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("override", OVERRIDES, ids=str)
+def test_each_method_of_a_subclass_does_what_it_does_in_keras(override, tmp_path):
+    assert_override_is_as_in_keras(*override, tmp_path)
 
 
 def test_a_model_with_a_compile_of_its_own_is_loaded_uncompiled_as_in_keras(tmp_path):

@@ -214,7 +214,9 @@ def test_training_without_a_loss_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss_weights": [2.0]}, "one loss for one output, without loss_weights"),
+        ({"loss_weights": [2.0, 1.0]}, r"one loss for one output.*Received: loss_weights=\[2"),
+        ({"loss_weights": {"odd": 2.0}}, "loss_weights must name the output 'out'.*{'odd': 2.0}"),
+        ({"loss_weights": [float("inf")]}, "loss_weights must be a finite number"),
         ({"optimizer": {"clipnorm": 1.0}}, "Set clip_norm in compile"),
         ({"optimizer": {"gradient_accumulation_steps": 2}}, "Set accumulation_steps in compile"),
         ({"optimizer": {"use_ema": True}}, "Set ema_momentum in compile"),
@@ -222,8 +224,9 @@ def test_training_without_a_loss_is_refused():
         ({"accumulation_steps": 1.5}, "accumulation_steps must be an integer of at least 1"),
         ({"compute_loss": True}, "cannot include a custom compute_loss"),
         ({"compute_metrics": True}, "cannot include a custom compute_metrics"),
-        ({"loss": ["mse"]}, "one loss for one output.*Received: loss="),
-        ({"loss": {"out": "mse"}}, "one loss for one output.*Received: loss="),
+        ({"loss": ["mse", "mse"]}, r"one loss for one output.*Received: loss=\['mse', 'mse'\]"),
+        ({"loss": []}, r"one loss for one output.*Received: loss=\[\]"),
+        ({"loss": {"odd": "mse"}}, "loss must name the output 'out'.*Received: loss={'odd': 'mse'"),
         ({"loss": keras.losses.Circle()}, "must not depend on the other rows"),
         ({"loss": keras.losses.Huber(reduction=None)}, "Received: reduction=None"),
         ({"loss": "crossentropy"}, "Name the cross-entropy"),
@@ -241,7 +244,7 @@ def test_the_steps_of_tensorflow_and_jax_refuse_the_same(settings, message):
     kind = type("Mine", (Model,), methods)
     inputs = keras.Input((3,))
     hidden = keras.layers.BatchNormalization()(inputs) if "norm" in settings else inputs
-    outputs = keras.layers.Dense(2, dtype=settings.get("dtype"))(hidden)
+    outputs = keras.layers.Dense(2, dtype=settings.get("dtype"), name="out")(hidden)
     model = kind() if "unbuilt" in settings else kind(inputs, outputs)
     of_compile = ("loss_weights", "clip_norm", "accumulation_steps", "ema_momentum")
     others = {name: settings[name] for name in settings.keys() & set(of_compile)}

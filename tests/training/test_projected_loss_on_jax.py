@@ -76,7 +76,7 @@ def test_a_label_outside_of_the_table_shows_as_nan():
 
 
 def test_a_step_of_a_gpu_is_that_of_whole_logits(monkeypatch):
-    """Dropout, padding, a penalty, weights of tokens, parts and clipping included."""
+    """Dropout, padding, a penalty, weights of tokens and of the loss, and parts included."""
     from keras_transformer.training import jax_step
 
     ids = np.random.default_rng(5).integers(1, 13, (3, 4, 5)).astype("int32")
@@ -98,7 +98,8 @@ def test_a_step_of_a_gpu_is_that_of_whole_logits(monkeypatch):
         model.target_embedding.embeddings.regularizer = keras.regularizers.L2(0.01)
         model.target_embedding.activity_regularizer = activity
         optimizer = keras.optimizers.SGD(0.1, loss_scale_factor=4.0)
-        model.compile(optimizer, TokenCrossentropy(0.1), accumulation_steps=1 if activity else 2)
+        parts = 1 if activity else 2
+        model.compile(optimizer, [TokenCrossentropy(0.1)], 0.3, accumulation_steps=parts)
         weights = np.where(y == 3, 2.0, 1.0)
         logs = [model.train_on_batch(x, labels, weights, return_dict=True) for _ in range(2)]
         return [float(each["loss"]) for each in logs], model.get_weights()

@@ -231,7 +231,6 @@ def test_settings_on_the_optimizer_are_refused(optimizer, ours):
         ({"clip_norm": 0.0}, "clip_norm must be a finite number above 0. Received: clip_norm=0.0"),
         ({"accumulation_steps": 0}, "at least 1. Received: accumulation_steps=0"),
         ({"ema_momentum": 1.0}, r"above 0 and below 1\. Received: ema_momentum=1.0"),
-        ({"loss_weights": [2.0]}, "loss_weights"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
