@@ -17,6 +17,16 @@ MORE = {"FeedForward": (7,), "ReproducibleDropout": (0.5,), "RotaryEmbedding": (
 ALL = [*OF_VECTORS, *OF_IDS, *MORE]
 # These give a pair of outputs and memories, as a recurrent layer with its states.
 ONE_OUTPUT = [name for name in ALL if name != "TransformerXL"]
+REPRESENTATIVES = ("MultiHeadAttention", "DecoderBlock", "TokenEmbedding", "TokenDropout")
+
+
+def cases(names, arguments=lambda name: [()]):
+    """A case for each name and arguments; those that represent no other are slow."""
+    return [
+        pytest.param(name, *given, marks=() if name in REPRESENTATIVES else pytest.mark.slow)
+        for name in names
+        for given in arguments(name)
+    ]
 
 
 def layer_of(name):
@@ -33,7 +43,7 @@ def symbol_of(inputs):
     return keras.Input(inputs.shape[1:], dtype=inputs.dtype.name)
 
 
-@pytest.mark.parametrize("name", ONE_OUTPUT)
+@pytest.mark.parametrize("name", cases(ONE_OUTPUT))
 def test_a_layer_applies_to_each_step_of_time(name):
     layer, inputs = layer_of(name), inputs_of(name, 2, 3)
     apart = np.stack([array(layer(inputs[:, step])) for step in range(3)], axis=1)
@@ -45,7 +55,7 @@ def test_a_layer_applies_to_each_step_of_time(name):
     np.testing.assert_allclose(array(model(inputs)), apart, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ONE_OUTPUT)
+@pytest.mark.parametrize("name", cases(ONE_OUTPUT))
 def test_shapes_are_known_before_a_call(name):
     inputs = inputs_of(name, 2)
     expected = layer_of(name)(inputs)
@@ -59,7 +69,7 @@ def test_shapes_are_known_before_a_call(name):
     assert sequence.output_shape[1:] == expected.shape[1:]
 
 
-@pytest.mark.parametrize("name", ONE_OUTPUT)
+@pytest.mark.parametrize("name", cases(ONE_OUTPUT))
 def test_a_layer_is_shared_in_a_subclassed_model(name):
     class Twice(keras.Model):
         def __init__(self):
@@ -105,7 +115,7 @@ def first_of(layer, *inputs, **masks):
     return array(keras.tree.flatten(layer(*inputs, **masks))[0])
 
 
-@pytest.mark.parametrize(("name", "argument"), [(n, a) for n in MASKS for a in MASKS[n]])
+@pytest.mark.parametrize(("name", "argument"), cases(MASKS, lambda n: [[a] for a in MASKS[n]]))
 def test_a_mask_may_be_booleans_or_integers_of_any_kind(name, argument):
     layer, mask = layer_of(name), drawn_mask(MASKS[name][argument])
     inputs = [normal(2, 5, 8), normal(2, 5, 8)][: 2 if argument.startswith("source") else 1]
@@ -121,7 +131,7 @@ def test_a_mask_may_be_booleans_or_integers_of_any_kind(name, argument):
             layer(*inputs, **{argument: wrong})
 
 
-@pytest.mark.parametrize("name", [n for n in MASKS if "attention_mask" in MASKS[n]])
+@pytest.mark.parametrize("name", cases(n for n in MASKS if "attention_mask" in MASKS[n]))
 def test_an_attention_mask_of_two_axes_is_of_targets_and_sources(name):
     layer, inputs, mask = layer_of(name), normal(2, 5, 8), drawn_mask((5, 5))
     layer(inputs)
@@ -148,7 +158,7 @@ def test_a_penalty_of_activities_that_keras_means_otherwise_is_refused():
 KEYWORDS = {"name": "mine", "trainable": False, "dtype": "float64", "autocast": False}
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", cases(ALL))
 def test_keywords_of_layers_mean_what_they_mean_in_keras(name):
     named = {"num_heads": 2, "intermediate_dim": 7} if name in BLOCKS else {}
     arguments = {**OF_VECTORS, **OF_IDS, **MORE}[name]
@@ -220,7 +230,7 @@ def floatx(request):
     keras.config.set_dtype_policy(policy)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", cases(ALL))
 def test_a_layer_is_of_the_float_type_of_keras(name, floatx):
     layer = layer_of(name)
     outputs = keras.tree.flatten(layer(inputs_of(name, 2)))

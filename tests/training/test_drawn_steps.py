@@ -24,9 +24,9 @@ REFUSALS = (
 )
 
 
-def drawn(first, count):
+def drawn(program, first, count):
     """The results of drawn cases, computed in a program of its own with two devices."""
-    command = [sys.executable, "-m", "tests.training.drawn_steps", str(first), str(count)]
+    command = [sys.executable, "-m", f"tests.training.{program}", str(first), str(count)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads(line) for line in done.stdout.splitlines()]
@@ -90,7 +90,7 @@ def check(result):
 
 @pytest.mark.slow
 def test_drawn_losses_labels_weights_masks_and_dtypes_give_the_numbers_of_keras():
-    results = drawn(0, DRAWN)
+    results = drawn("drawn_steps", 0, DRAWN)
     outcomes = [check(result) for result in results]
     assert outcomes.count("equal") >= DRAWN // 2, outcomes
     moved = [r["one"]["moved"] for r, o in zip(results, outcomes, strict=True) if o == "equal"]
@@ -99,6 +99,6 @@ def test_drawn_losses_labels_weights_masks_and_dtypes_give_the_numbers_of_keras(
 
 @pytest.mark.soak
 def test_hundreds_of_drawn_cases_give_the_numbers_of_keras():
-    outcomes = [check(result) for result in drawn(1000, SOAK)]
+    outcomes = [check(result) for result in drawn("drawn_steps", 1000, SOAK)]
     print({outcome: outcomes.count(outcome) for outcome in set(outcomes)})
     assert outcomes.count("equal") > SOAK / 2

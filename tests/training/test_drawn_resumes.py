@@ -1,0 +1,43 @@
+"""Drawn files between two epochs: the optimizer's state in them is Keras's, and nothing is lost."""
+
+import numpy as np
+import pytest
+
+from .conftest import needs_tensorflow
+from .test_drawn_steps import drawn
+
+pytestmark = needs_tensorflow
+
+
+def assert_close(one, other, tolerance, case):
+    assert len(one) == len(other), case
+    for pair in zip(one, other, strict=True):
+        np.testing.assert_allclose(*pair, rtol=tolerance, atol=tolerance, err_msg=str(case))
+
+
+def check(result):
+    """A file changes nothing; weights, the optimizer's variables and warnings are Keras's."""
+    case, ours, theirs = result["case"], result["ours"], result.get("keras")
+    assert "error" not in ours, (case, ours)
+    for name, numbers in ours["whole"].items():
+        assert_close(ours["resumed"][name], numbers, 0, case)
+    assert any(np.ptp(numbers) for numbers in ours["resumed"]["optimizer"] if numbers), case
+    if theirs is None:
+        return
+    assert "error" not in theirs, (case, theirs)
+    tolerance = 2e-2 if "mixed" in case["policy"] else 1e-5
+    for name in ("weights", "optimizer"):
+        assert_close(ours["resumed"][name], theirs["resumed"][name], tolerance, case)
+    assert ours["said"] == theirs["said"], case
+
+
+@pytest.mark.slow
+def test_drawn_files_keep_the_state_of_the_optimizer_as_in_keras():
+    for result in drawn("drawn_resumes", 0, 4):
+        check(result)
+
+
+@pytest.mark.soak
+def test_hundreds_of_drawn_files_keep_the_state_of_the_optimizer_as_in_keras():
+    for result in drawn("drawn_resumes", 1000, 220):
+        check(result)
