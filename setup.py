@@ -17,8 +17,6 @@ TRAIN = [
     "matplotlib>=3.9,<4",
     "tensorboard>=2.20,<2.22",
     "tokenizers>=0.23,<0.24",
-    "babel>=2.16,<3",
-    "num2words>=0.5.13,<0.6",
     "pydantic>=2.12,<3",
 ]
 # importlib-resources: imported by tensorflow-datasets when it reads files, but not required by it.

@@ -1,9 +1,9 @@
 """English sentences and their German translations, made by rule, as many as wanted.
 
-Babel and num2words write their dates, times, numbers and prices. The grammars differ: German puts
-the verb last in a subordinate clause, splits separable verbs, turns subject and verb around after a
-fronted time, and bends articles and adjectives by gender and case. An English sentence has exactly
-one German answer, so that a model which has learned the rules makes no mistake on new sentences.
+The grammars differ: German puts the verb last in a subordinate clause, splits separable verbs,
+turns subject and verb around after a fronted time, bends articles and adjectives by gender and
+case, and writes dates, times, numbers and prices its own way. An English sentence has exactly one
+German answer, so that a model which has learned the rules makes no mistake on new sentences.
 """
 
 import datetime
@@ -16,16 +16,6 @@ from keras_transformer.data.corpora import ParallelText
 
 from . import words
 from .words import NOTHING, Text, Verb
-
-try:
-    from babel.dates import format_datetime
-    from babel.numbers import format_currency, format_decimal
-    from num2words import num2words
-except ImportError as error:
-    raise ImportError(
-        "The demonstration corpus needs Babel and num2words: pip install babel num2words. "
-        f"Missing: {error.name}."
-    ) from error
 
 MAX_PAIRS = 1_000_000  # of more, too many would be drawn again
 
@@ -72,47 +62,82 @@ def fill(draw, template: Text, **parts: Text) -> Text:
         elif blank and blank not in parts:
             parts[blank] = fill(draw, draw.choice(words.TEXTS[blank]))
     english, german = (
-        # Babel's unbreakable spaces become plain ones, and no part at all leaves no space.
+        # No part at all leaves no space.
         " ".join(side.format(**{blank: part[i] for blank, part in parts.items()}).split())
         for i, side in enumerate(template)
     )
     return Text(re.sub(r"\ba (?=[aeiou])", "an ", english), german)
 
 
-def localized(write, value, *options, **named_options) -> Text:
-    """What a function of Babel writes in either language."""
-    places = ("en_US", "de_DE")
-    return Text(*(write(value, *options, locale=place, **named_options) for place in places))
-
-
 def draw_moment(draw, english: str, german: str) -> Text:
-    """A minute of the years 1930 to 2020, by patterns of Babel."""
+    """A minute of the years 1930 to 2020."""
     moment = datetime.datetime(1930, 1, 1) + datetime.timedelta(days=33_000) * draw.random()
-    sides = (english, "en_US"), (german, "de_DE")
-    return Text(*(format_datetime(moment, pattern, locale=place) for pattern, place in sides))
+    parts = {
+        "weekday": words.TEXTS["weekday"][moment.weekday()],
+        "month": words.TEXTS["month"][moment.month - 1],
+        "day": (moment.day, moment.day),
+        "year": (moment.year, moment.year),
+        "hour": (moment.hour % 12 or 12, f"{moment.hour:02}"),
+        "minute": (f"{moment.minute:02}", f"{moment.minute:02}"),
+        "half": ("AM" if moment.hour < 12 else "PM", ""),
+    }
+    return fill(draw, Text(english, german), **parts)
 
 
-@functools.cache
-def spelled(value: int, kind: str = "cardinal") -> Text:
-    return Text(*(num2words(value, lang=language, to=kind) for language in ("en", "de")))
+def in_german(value: int) -> str:
+    """A number from 0 to 100 in words: 21 is `einundzwanzig`."""
+    if value < len(words.NUMBERS):
+        return words.NUMBERS[value].german
+    tens, ones = divmod(value, 10)
+    unit = "" if ones == 0 else "einund" if ones == 1 else f"{in_german(ones)}und"
+    return unit + words.TENS[tens]
+
+
+def draw_number(draw, value: int) -> Text:
+    """`three` or `3`, above twelve always digits; German spells all of them."""
+    spelled = value <= 12 and draw.random() < 0.5
+    return Text(words.NUMBERS[value].english if spelled else str(value), in_german(value))
+
+
+def draw_count(draw) -> Text:
+    """Half of them are small; 1 takes a singular, and is one of the determiners."""
+    small = draw.random() < 0.5
+    return draw_number(draw, draw.choice([0, *range(2, 13)] if small else range(13, 101)))
 
 
 def draw_spoken_time(draw) -> Text:
     """`half past three`, in German half of the fourth hour."""
     hour, template = draw.randrange(12), draw.choice(words.CLOCK)
-    time = fill(draw, template, this=spelled(hour or 12), next=spelled(hour + 1))
+    this, next_hour = draw_number(draw, hour or 12), draw_number(draw, hour + 1)
+    time = fill(draw, template, this=this, next=next_hour)
     return time._replace(german=time.german.replace("eins Uhr", "ein Uhr"))
 
 
-def draw_count(draw) -> Text:
-    """English spells numbers to twelve, German all of them: `21` is `einundzwanzig`."""
-    value = draw.randrange(2, 100)
-    return spelled(value) if value <= 12 else Text(str(value), spelled(value).german)
+def draw_ordinal(draw) -> Text:
+    value = draw.randrange(1, 29)
+    if value <= 20:
+        return words.ORDINALS[value - 1]
+    return Text(f"twenty-{words.ORDINALS[value - 21].english}", f"{in_german(value)}ste")
+
+
+def with_separators(value: float, decimals: int = 0) -> Text:
+    """`1,234.5`, in German `1.234,5`."""
+    english = f"{value:,.{decimals}f}"
+    return Text(english, english.translate(str.maketrans(",.", ".,")))
 
 
 def draw_price(draw) -> Text:
-    amount = draw.randrange(50, 10_000 if draw.random() < 0.7 else 500_000) / 100
-    return localized(format_currency, amount, draw.choice(("EUR", "EUR", "USD", "GBP")))
+    """`€12.50`, in German `12,50 €`; one in four has no cents."""
+    cents = draw.randrange(50, 10_000 if draw.random() < 0.7 else 500_000)
+    english, german = with_separators(cents / 100, 2)
+    if cents >= 100 and draw.random() < 0.25:
+        english, german = with_separators(cents // 100)
+    sign = draw.choice("€€$£")
+    return Text(f"{sign}{english}", f"{german} {sign}")
+
+
+def draw_decimal(draw) -> Text:
+    return with_separators(draw.randrange(1, 10) + draw.randrange(1, 10) / 10, 1)
 
 
 DECLENSION = {  # the definite article, the ending of ein, kein and mein, that of an adjective there
@@ -177,7 +202,8 @@ def conjugated(verb: Verb, tense: str, form: int) -> dict[str, tuple]:
     """The parts of a verb, by their blanks in ORDERS."""
     if tense == "present":
         first, _, particle = verb.english.partition(" ")
-        english, do = (f"{first}s {particle}", "does") if form == 1 else (verb.english, "do")
+        third = words.THIRD.get(first, f"{first}s")
+        english, do = (f"{third} {particle}", "does") if form == 1 else (verb.english, "do")
         german, end = (f"{verb.stem}e", verb.third, f"{verb.stem}en")[form], verb.prefix
     elif tense == "past":
         english, do = verb.past, "did"
@@ -205,14 +231,14 @@ WRITERS = {  # of the blanks that take more than a choice
     "things": draw_things,
     "count": draw_count,
     "price": draw_price,
-    "decimal": lambda draw: localized(format_decimal, draw.randrange(11, 100) / 10),
-    "inhabitants": lambda draw: localized(format_decimal, draw.randrange(1_000, 4_000_000)),
+    "decimal": draw_decimal,
+    "inhabitants": lambda draw: with_separators(draw.randrange(1_000, 4_000_000)),
     "spoken_time": draw_spoken_time,
-    "digits": lambda draw: draw_moment(draw, "h:mm a", "HH:mm"),
-    "ordinal": lambda draw: spelled(draw.randrange(1, 29), "ordinal"),
-    "weekday": lambda draw: draw_moment(draw, "EEEE", "EEEE"),
-    "month": lambda draw: draw_moment(draw, "MMMM", "MMMM"),
-    "month_day": lambda draw: draw_moment(draw, "MMMM d", "d. MMMM"),
-    "date": lambda draw: draw_moment(draw, "MMMM d, y", "d. MMMM y"),
-    "full_date": lambda draw: draw_moment(draw, "EEEE, MMMM d, y", "EEEE, 'der' d. MMMM y"),
+    "digits": lambda draw: draw_moment(draw, "{hour}:{minute} {half}", "{hour}:{minute} {half}"),
+    "ordinal": draw_ordinal,
+    "month_day": lambda draw: draw_moment(draw, "{month} {day}", "{day}. {month}"),
+    "date": lambda draw: draw_moment(draw, "{month} {day}, {year}", "{day}. {month} {year}"),
+    "full_date": lambda draw: draw_moment(
+        draw, "{weekday}, {month} {day}, {year}", "{weekday}, der {day}. {month} {year}"
+    ),
 }

@@ -66,7 +66,7 @@ FAMILY = _nouns("""
 """)
 THE = Text("the", "der")
 POSSESSIVES = _texts("my = mein; our = unser; his = sein; her = ihr; their = ihr")
-DETERMINERS = [THE, *_texts("a = ein; no = kein"), *POSSESSIVES]
+DETERMINERS = [THE, *_texts("a = ein; no = kein; one = ein; 1 = ein"), *POSSESSIVES]
 NOTHING = Text("", "")
 ADJECTIVES = _texts("""
     beautiful = schön; big = groß; blue = blau; cheap = billig; green = grün
@@ -77,6 +77,7 @@ TRADE = _verbs("""
     buy, bought, kauf, kauft, gekauft
     find, found, find, findet, gefunden
     give back, gave back, geb, gibt, gegeben, zurück
+    have, had, hab, hat, gehabt
     need, needed, brauch, braucht, gebraucht
     pick out, picked out, such, sucht, gesucht, aus
     pick up, picked up, hol, holt, geholt, ab
@@ -97,6 +98,7 @@ PAY, LAY, TRAVEL, ARRIVE, LEAVE, BEGIN, END, OPEN, CLOSE = _verbs("""
     begin, began, fang, fängt, gefangen, an; end, ended, hör, hört, gehört, auf
     open, opened, mach, macht, gemacht, auf; close, closed, mach, macht, gemacht, zu
 """)
+THIRD = {"have": "has"}  # person of English verbs that do not just add an s
 FORMS = {"I": 0, "we": 2, "they": 2}  # of the verb: 0 ich, 1 er, 2 wir; all others are 1
 FINITE = {  # verbs that send another verb to the end of the clause
     "haben": ("habe", "hat", "haben"),
@@ -137,7 +139,24 @@ SENTENCES = {  # and how often
     Text("{today} {full_date}.", "{today} {full_date}."): 3,
     Text("{city} has {inhabitants} inhabitants.", "{city} hat {inhabitants} Einwohner."): 3,
 }
+NUMBERS = _texts("""
+    zero = null; one = eins; two = zwei; three = drei; four = vier; five = fünf; six = sechs
+    seven = sieben; eight = acht; nine = neun; ten = zehn; eleven = elf; twelve = zwölf
+    thirteen = dreizehn; fourteen = vierzehn; fifteen = fünfzehn; sixteen = sechzehn
+    seventeen = siebzehn; eighteen = achtzehn; nineteen = neunzehn
+""")
+TENS = dict(
+    enumerate("zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig hundert".split(), 2)
+)
+ORDINALS = _texts("""
+    first = erste; second = zweite; third = dritte; fourth = vierte; fifth = fünfte
+    sixth = sechste; seventh = siebte; eighth = achte; ninth = neunte; tenth = zehnte
+    eleventh = elfte; twelfth = zwölfte; thirteenth = dreizehnte; fourteenth = vierzehnte
+    fifteenth = fünfzehnte; sixteenth = sechzehnte; seventeenth = siebzehnte
+    eighteenth = achtzehnte; nineteenth = neunzehnte; twentieth = zwanzigste
+""")
 TEXTS = {
+    "amount": _texts("{decimal}; {count}"),
     "city": _texts("""
         Berlin; Cologne = Köln; Geneva = Genf; Hamburg
         Munich = München; Prague = Prag; Rome = Rom; Vienna = Wien
@@ -148,8 +167,12 @@ TEXTS = {
     "to_place": _texts("{preposition} {place_accusative}"),
     "goods": _texts("kilograms of flour = Kilogramm Mehl; liters of milk = Liter Milch"),
     "house": _texts("the museum = das Museum; the shop = das Geschäft; the theater = das Theater"),
+    "month": _texts("""
+        January = Januar; February = Februar; March = März; April; May = Mai; June = Juni
+        July = Juli; August; September; October = Oktober; November; December = Dezember
+    """),
     "name": _texts("Anna; Jonas; Julia; Lena; Maria; Max; Paul; Peter"),
-    "object": _texts("{things}; {things}; {accusative}; {accusative}; {decimal} {goods}"),
+    "object": _texts("{things}; {things}; {accusative}; {accusative}; {amount} {goods}"),
     "person": _texts("{pronoun}; {name}; {relative}"),
     "preposition": _texts("""
         behind = hinter; in front of = vor; next to = neben; on = auf; under = unter
@@ -169,6 +192,10 @@ TEXTS = {
         on {month_day} = am {month_day}; on the {ordinal} of {month} = am {ordinal}n {month}
     """),
     "part": _texts("morning = morgen; afternoon = nachmittag; evening = abend"),
+    "weekday": _texts("""
+        Monday = Montag; Tuesday = Dienstag; Wednesday = Mittwoch; Thursday = Donnerstag
+        Friday = Freitag; Saturday = Samstag; Sunday = Sonntag
+    """),
 }
 CLOCK = _texts("""
     {this} o'clock = {this} Uhr; five past {this} = fünf nach {this}
