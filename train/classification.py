@@ -30,13 +30,13 @@ from .lines import report_cut_texts
 from .options import ExportOptions, FilesOptions, RunOptions
 from .pretrained import fine_tuned_classifier, pretrained_bert_of
 from .scores import micro_f1, pearson, spearman
-from .settings import flag_of, setting
+from .settings import one_of, setting
 from .training_config import (
     TABLE,
     TrainingConfig,
     blocks_setting,
-    check_left_to_pretrained,
     check_pieces,
+    left_to_pretrained,
     probability,
 )
 
@@ -54,6 +54,21 @@ class ClassificationConfig(TrainingConfig):
     """One experiment of `python -m train.classification`."""
 
     command: ClassVar[str] = "classification"
+    training_text: ClassVar[dict] = one_of(
+        "training text", "folder", "tsv", "table", "dataset", "prepared"
+    )
+    exclusive: ClassVar[dict] = {
+        **TrainingConfig.exclusive,
+        **training_text,
+        **one_of("validation text", *VALID, "hold_out"),
+        **left_to_pretrained(
+            "size", "blocks", "activation", "normalize_first", "tokens", "vocabulary_size",
+            beside="from_scratch",
+        ),
+        "--r-drop and --cutoff compare probabilities, which --task regression lacks": (
+            "task=regression", "r_drop cutoff",
+        ),
+    }  # fmt: skip
 
     folder: str = setting("", "folder with one subfolder of .txt files per label, as in aclImdb")
     valid_folder: str = setting("", "the same for validation")
@@ -98,16 +113,8 @@ class ClassificationConfig(TrainingConfig):
     def model_post_init(self, context):
         super().model_post_init(context)
         check_pieces(self)
-        if self.task == "regression" and (self.r_drop or self.cutoff):
-            raise ValueError(
-                "--r-drop and --cutoff compare probabilities, which --task regression lacks. "
-                f"Received: --r-drop {self.r_drop} and --cutoff {self.cutoff}."
-            )
         if self.from_scratch and not self.pretrained:
             raise ValueError("--from-scratch needs --pretrained, which it compares with.")
-        if self.pretrained:
-            names = ("size", "blocks", "activation", "normalize_first", "tokens")
-            check_left_to_pretrained(self, (*names, "vocabulary_size"))
 
     def has_validation(self):
         files = self.valid_folder or self.valid_tsv or self.valid_table
@@ -148,11 +155,18 @@ class EvaluateOptions(RunOptions):
     {command} --run runs/imdb --tsv test.tsv
     """
 
+    evaluation_text: ClassVar[dict] = one_of("evaluation text", "folder", "tsv", "table")
+    exclusive: ClassVar[dict] = evaluation_text
+
     folder: str = setting("", "folder with one subfolder of .txt files per label")
     tsv: str = setting("", "instead: one file, text TAB label; may be .gz")
     table: str = setting("", f"instead: {TABLE}")
     text_column: str = setting("text", "column of texts in a table")
     label_column: str = setting("label", "column of labels in a table")
+
+    def model_post_init(self, context):
+        super().model_post_init(context)
+        self.check_given(self.evaluation_text)
 
 
 class ClassificationExperiment(Experiment):
@@ -168,19 +182,8 @@ class ClassificationExperiment(Experiment):
         return kt.models.encoder_only.SIZES
 
     def check_texts(self):
+        super().check_texts()
         config = self.config
-        texts = config.folder, config.tsv, config.table, config.dataset, config.prepared
-        if sum(map(bool, texts)) != 1:
-            raise ValueError(
-                "Give training texts: one of --folder, --tsv, --table, --dataset and --prepared."
-            )
-        kinds = (*VALID, "hold_out")
-        valid = [name for name in kinds if getattr(config, name)]
-        if len(valid) > 1:
-            raise ValueError(
-                f"Give one kind of validation texts: {', '.join(map(flag_of, kinds))}. "
-                f"Received: {' and '.join(map(flag_of, valid))}."
-            )
         if config.prepared:
             self.prepared = self.open_prepared("classification")
             if (config.task == "regression") == bool(self.prepared.manifest["names"]):
@@ -487,8 +490,6 @@ def check_one_label_each(text):
 
 def read_texts(folder, tsv, table, columns, names=None):
     """The `LabelledText` of the one that is given, with the allowed labels."""
-    if sum(map(bool, (folder, tsv, table))) != 1:
-        raise ValueError("Give evaluation texts: one of --folder, --tsv and --table.")
     if folder:
         return kt.data.read_labelled_folder(folder, names)
     if tsv:

@@ -22,7 +22,6 @@ from .settings import (
     config_as_yaml,
     flag_of,
     import_modules,
-    read_config,
 )
 from .training_config import MAY_CHANGE
 
@@ -110,8 +109,7 @@ class Command:
         config_in = parser.add_settings(config_class)
         with one_line_errors(STOPPED_TRAINING):
             flags = parser.parse_args(arguments)
-            given = read_config(flags.config, config_class.command) if flags.config else {}
-            config = config_class(**{**given, **config_in(flags)})
+            config = config_class.of_command(config_in(flags), flags.config)
             if flags.print_config:
                 print(config_as_yaml(config), end="")
                 return

@@ -77,7 +77,7 @@ class Experiment:
 
     def check_texts(self):
         """Raises ValueError unless the config names the texts that a training needs."""
-        raise NotImplementedError
+        self.config.check_given(self.config.training_text)
 
     def read_texts(self):
         """The training text that the config names, and what was held out of it, or None."""

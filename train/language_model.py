@@ -27,15 +27,15 @@ from .deferred import Deferred, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
-from .settings import required, setting
+from .settings import one_of, required, setting
 from .training_config import (
     LARGEST_SEED,
     TABLE,
     TrainingConfig,
     blocks_setting,
-    check_left_to_pretrained,
     check_pieces,
     fill_in,
+    left_to_pretrained,
 )
 
 bulk = Deferred(f"{__package__}.bulk")
@@ -63,7 +63,35 @@ class LanguageModelConfig(TrainingConfig):
 
     command: ClassVar[str] = "language_model"
     further_dimensions: ClassVar[tuple] = ("blocks", "memory_length")
+    of_pretrained: ClassVar[tuple] = ("model", "tokens", "size")
     earlier: ClassVar[dict] = {"sampling": USUAL_MODEL["sampling"]}
+    training_text: ClassVar[dict] = one_of("training text", "text", "prepared")
+    exclusive: ClassVar[dict] = {
+        **TrainingConfig.exclusive,
+        **training_text,
+        **one_of("validation text", "valid_text", "hold_out"),
+        **left_to_pretrained("blocks", "activation", "normalize_first", "vocabulary_size"),
+        **{
+            f"--size must be one of {', '.join(sizes)} with --model {model}": (
+                f"model={model}", f"size!={'|'.join(sizes)}",
+            )
+            for model, sizes in SIZES.items()
+        },
+        "--hold-out needs --text; train.prepare --held-out holds out of --prepared": (
+            "prepared", "hold_out",
+        ),
+        "--blocks needs --model transformer": ("blocks", "model!=transformer"),
+        "--memory-length needs --model transformer_xl": (
+            "memory_length!=", "model!=transformer_xl",
+        ),
+        "--packed needs another --model: in transformer_xl, each row of a batch continues the one "
+        "before": ("packed", "model=transformer_xl"),
+        "--accumulation-steps must be 1 with --model transformer_xl, whose memory belongs to a "
+        "whole batch": ("accumulation_steps", "model=transformer_xl"),
+        "--r-drop must be 0 with --model transformer_xl, whose memory belongs to one pass": (
+            "r_drop", "model=transformer_xl",
+        ),
+    }  # fmt: skip
 
     text: str = setting("", f"file of text to learn from, may be .gz; or {TABLE}; or a TFDS name")
     valid_text: str = setting("", "file of text, or table, for validation")
@@ -124,48 +152,14 @@ class LanguageModelConfig(TrainingConfig):
     )
 
     def model_post_init(self, context):
-        if self.pretrained:
-            names = ("blocks", "activation", "normalize_first", "vocabulary_size")
-            check_left_to_pretrained(self, names)
-        else:
+        if not self.pretrained:
             fill_in(self, USUAL_MODEL)
-        if None not in (self.model, self.size, self.tokens, self.context):
-            self._check_model()
         super().model_post_init(context)
         check_pieces(self)
-
-    def _check_model(self):
-        if self.size not in SIZES[self.model]:
-            raise ValueError(
-                f"--size must be one of {', '.join(SIZES[self.model])} with --model "
-                f"{self.model}. Received: {self.size}."
-            )
-        if self.blocks is not None and self.model != "transformer":
-            raise ValueError(f"--blocks needs --model transformer. Received: {self.model}.")
-        if self.packed and self.model == "transformer_xl":
-            raise ValueError(
-                "--packed needs another --model: in transformer_xl, each row of a batch continues "
-                "the one before. Received: --model transformer_xl."
-            )
-        if self.stride is not None and self.stride > self.context:
+        if None not in (self.stride, self.context) and self.stride > self.context:
             raise ValueError(
                 "--stride must be at most --context, so that no token is left out. "
                 f"Received: {self.stride} and {self.context}."
-            )
-        if self.model != "transformer_xl" and self.memory_length is not None:
-            raise ValueError(
-                f"--memory-length needs --model transformer_xl. Received: --model {self.model}."
-            )
-        if self.model == "transformer_xl" and self.accumulation_steps > 1:
-            raise ValueError(
-                "--accumulation-steps must be 1 with --model transformer_xl, whose memory belongs "
-                f"to a whole batch. Received: {self.accumulation_steps}."
-            )
-
-        if self.model == "transformer_xl" and self.r_drop:
-            raise ValueError(
-                "--r-drop must be 0 with --model transformer_xl, whose memory belongs to one pass. "
-                f"Received: {self.r_drop}."
             )
         if self.cutoff:
             raise ValueError(
@@ -294,7 +288,7 @@ class LanguageModelExperiment(Experiment):
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        fixed = ("model", "tokens", "size")
+        fixed = LanguageModelConfig.of_pretrained
         names = (*fixed, "context", "memory_length", "sampling")
         given = config.sampling
         config = completed(config.replace(sampling=None), names, fixed, before, pretrained)
@@ -319,22 +313,8 @@ class LanguageModelExperiment(Experiment):
 
     def check_texts(self):
         config = self.config
-        if bool(config.text) == bool(config.prepared):
-            raise ValueError(
-                "Give a training text: --text, a file or a TFDS name, or --prepared. "
-                f"Received: {'both' if config.text else 'neither'}."
-            )
-        if config.valid_text and config.hold_out:
-            raise ValueError(
-                "Give one validation text: --valid-text or --hold-out. "
-                f"Received: {config.valid_text!r} and {config.hold_out}."
-            )
+        super().check_texts()
         if config.prepared:
-            if config.hold_out:
-                raise ValueError(
-                    "--hold-out needs --text; train.prepare --held-out holds out of --prepared. "
-                    f"Received: --hold-out {config.hold_out}."
-                )
             kind = "documents" if config.packed else "language_model"
             self.prepared = self.open_prepared(kind)
 

@@ -19,12 +19,12 @@ folder with its checksums:
 import os
 import sys
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .command import one_line_errors, without_start_up_notes
 from .deferred import Deferred, kt
 from .progress_bar import Shown
-from .settings import Parser, Settings, flag_of, setting
+from .settings import Parser, Settings, flag_of, one_of, setting
 from .training_config import LARGEST_SEED, LEAST_PIECES, TABLE
 
 tokenizers = Deferred("keras_transformer.tokenizers")
@@ -34,6 +34,18 @@ STOPPED = "Stopped. The same command goes on from here."
 
 class PrepareOptions(Settings):
     """What `python -m train.prepare` reads and leaves out."""
+
+    task: ClassVar[dict] = {
+        "Give --output, the folder to write, or --check, a folder to check": ("output", "check")
+    }
+    kinds_of_text: ClassVar[dict] = one_of(
+        "kind of text", "source target", "tsv", "table", "dataset", "text", "labelled"
+    )
+    exclusive: ClassVar[dict] = {
+        **task,
+        **kinds_of_text,
+        "--max-ratio and --drop-copies need pairs": ("text labelled", "max_ratio drop_copies"),
+    }
 
     source: str = setting(
         "", "file of source sentences, one per line, or a quoted pattern; may be .gz or .zst"
@@ -101,18 +113,8 @@ class PrepareOptions(Settings):
     seed: int = setting(1, "seed of what is drawn", ge=0, le=LARGEST_SEED)
 
     def model_post_init(self, context):
-        if bool(self.output) == bool(self.check):
-            raise ValueError(
-                "Give --output, the folder to write, or --check, a folder to check. "
-                f"Received: {'both' if self.check else 'neither'}."
-            )
-        pairs = self.source, self.target, self.tsv, self.table, self.dataset
-        one_side, both = self.text or self.labelled, self.text and self.labelled
-        if both or (one_side and any((*pairs, self.max_ratio, self.drop_copies))):
-            raise ValueError(
-                "--text and --labelled go neither together nor with pairs, --max-ratio and "
-                f"--drop-copies. Received: {one_side} with one of them."
-            )
+        super().model_post_init(context)
+        self.check_given(self.task)
         for name, (has_effect, words) in self._needs().items():
             if not has_effect and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(
@@ -129,6 +131,8 @@ class PrepareOptions(Settings):
                 "--held-out must be a whole number of pairs, or a share below 1. "
                 f"Received: {self.held_out}."
             )
+        if self.output:
+            self.check_given(self.kinds_of_text)
 
     def _needs(self):
         """{name of a setting: (whether it has an effect, when it has none in words)}."""

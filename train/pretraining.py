@@ -19,7 +19,7 @@ import numpy as np
 from .command import Command
 from .deferred import Deferred, kt
 from .experiment import Experiment
-from .settings import setting
+from .settings import one_of, setting
 from .training_config import TrainingConfig
 
 attention = Deferred("keras_transformer.figures.attention")
@@ -32,6 +32,8 @@ class PretrainingConfig(TrainingConfig):
     """One experiment of `python -m train.pretraining`."""
 
     command: ClassVar[str] = "pretraining"
+    training_text: ClassVar[dict] = one_of("training text", "documents", "prepared")
+    exclusive: ClassVar[dict] = TrainingConfig.exclusive | training_text
     further_dimensions: ClassVar[tuple] = ()
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
@@ -90,11 +92,7 @@ class PretrainingExperiment(Experiment):
         return kt.models.bert_models.SIZES
 
     def check_texts(self):
-        if bool(self.config.documents) == bool(self.config.prepared):
-            raise ValueError(
-                "Give training documents: --documents, a folder or a file, or --prepared. "
-                f"Received: {'both' if self.config.documents else 'neither'}."
-            )
+        super().check_texts()
         if self.config.prepared:
             self.prepared = self.open_prepared("pretraining")
             tokenizer = self.prepared.tokenizer()

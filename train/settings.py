@@ -4,13 +4,17 @@ pydantic checks the values; the messages are written here.
 """
 
 import argparse
+import contextlib
 import importlib.util
+import itertools
+import logging
 import os
 import pathlib
 import re
 import sys
 import types
 import typing
+from typing import ClassVar
 
 import pydantic
 import yaml
@@ -26,6 +30,8 @@ LIMITS = {
     "multiple_of": "a multiple of",
 }
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+LOG = logging.getLogger(__name__)
+
 LONGEST_VALUE = 80  # characters of a value that are told
 EXIT_CODE_MISTAKE = 2
 ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
@@ -37,7 +43,11 @@ imported = []  # names of the modules of --import, which other processes need, t
 class Settings(pydantic.BaseModel):
     """Settings that cannot change; strings are converted to the type of the field.
 
-    `model_post_init` may check several fields together.
+    `exclusive` says which settings exclude each other: a dictionary from a sentence, which begins
+    the error, to ways, of which only one may be taken. A way is a string of conditions, of which
+    any takes it, with spaces between them: `name` holds if the setting is neither its default nor
+    off, `name=a|b` if it is one of these values, `name!=a|b` if it is another one. Further checks
+    of several fields together belong in `model_post_init`.
 
     Raises:
         ValueError: from the constructor, with one line for each wrong value.
@@ -53,6 +63,7 @@ class Settings(pydantic.BaseModel):
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    exclusive: ClassVar[dict] = {}
 
     def __init__(self, **values):
         fields = type(self).model_fields
@@ -64,6 +75,80 @@ class Settings(pydantic.BaseModel):
         except pydantic.ValidationError as error:
             problems = error.errors(include_url=False)
             raise ValueError("\n".join(_message(each, fields) for each in problems)) from None
+
+    def model_post_init(self, context):
+        values = dict(self)
+        for sentence, ways in type(self).ways_taken(values).items():
+            if sum(map(bool, ways)) > 1:
+                received = [_as_flag(name, values[name]) for way in ways for name in way]
+                raise ValueError(f"{sentence}. Received: {' and '.join(received)}.")
+
+    def check_given(self, entry):
+        """Raises ValueError unless one of the ways of an entry of `exclusive` is taken."""
+        [sentence] = entry
+        if not any(self.ways_taken(dict(self))[sentence]):
+            raise ValueError(f"{sentence}. Received: none.")
+
+    @classmethod
+    def ways_taken(cls, values):
+        """The settings that take each way of `exclusive`.
+
+        Args:
+            values: of some settings or of all, a dictionary; the others take no way.
+
+        Returns:
+            A dictionary from each sentence to lists of names, one for each of its ways.
+        """
+        return {
+            sentence: [
+                [condition.name for condition in map(_Condition.read, way.split())
+                 if condition.holds(values, cls.model_fields)]
+                for way in ways
+            ]
+            for sentence, ways in cls.exclusive.items()
+        }  # fmt: skip
+
+    @classmethod
+    def _converted(cls, values):
+        """Values as the constructor converts them; those that it refuses stay as they are."""
+        converted = dict(values)
+        for name in values.keys() & cls.model_fields.keys():
+            with contextlib.suppress(pydantic.ValidationError):
+                kind = pydantic.TypeAdapter(cls.model_fields[name].annotation)
+                converted[name] = kind.validate_python(values[name])
+        return converted
+
+    @classmethod
+    def merged(cls, flags, content, source):
+        """The settings of a file with the flags of a command line, which win.
+
+        A flag also replaces the settings of the file that exclude it, with a warning.
+
+        Args:
+            flags: dictionary of the values given as flags.
+            content: that of the file.
+            source: name of the file.
+
+        Raises:
+            ValueError: if they are wrong; says which of them come from where.
+        """
+        mine, theirs = map(cls.ways_taken, map(cls._converted, (flags, content)))
+        for sentence, ways in mine.items():
+            if sum(map(bool, ways)) > 1:
+                continue  # the constructor refuses flags that exclude each other
+            for given, (i, excluded) in itertools.product(ways, enumerate(theirs[sentence])):
+                if not given or given is ways[i]:
+                    continue
+                for name in [n for n in excluded if n in content and n not in flags]:
+                    flag = _as_flag(given[0], flags[given[0]])
+                    LOG.warning("%s replaces %s: %s of %s.", flag, name, content[name], source)
+                    content = {n: value for n, value in content.items() if n != name}
+        try:
+            return cls(**{**content, **flags})
+        except ValueError as error:
+            origins = {"the command line": flags, source: content.keys() - flags.keys()}
+            lines = [line + _origins_in_words(line, origins) for line in str(error).splitlines()]
+            raise ValueError("\n".join(lines)) from None
 
     def given(self, names):
         """The settings among these names that are not None, by name."""
@@ -86,6 +171,12 @@ def required(help_text, **limits):
 
 def flag_of(name):
     return "--" + name.replace("_", "-")
+
+
+def one_of(what, *ways):
+    """An entry of `exclusive`: something of which only one may be given, in any of these ways."""
+    *others, last = (" and ".join(map(flag_of, way.split())) for way in ways)
+    return {f"Give one {what}: {', '.join(others)} or {last}": ways}
 
 
 def allowed(field):
@@ -247,6 +338,45 @@ def config_as_yaml(config):
     """The text of a file that `read_config` reads: all settings that are not left to the model."""
     content = {"command": config.command, **config.model_dump(exclude_none=True)}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+class _Condition(typing.NamedTuple):
+    """A condition of a way in `Settings.exclusive`."""
+
+    name: str
+    relation: str | None
+    values: str | None
+
+    @classmethod
+    def read(cls, text):
+        return cls(*re.fullmatch(r"(\w+)(?:(!?=)(.*))?", text).groups())
+
+    def holds(self, values, fields):
+        value = values.get(self.name)
+        if value is None:
+            return False
+        if self.relation:
+            return (value in self.values.split("|")) == (self.relation == "=")
+        return value != fields[self.name].default and bool(value or value is False)
+
+
+def _as_flag(name, value):
+    """A setting as on a command line."""
+    if isinstance(value, bool):
+        return flag_of(name if value else f"no_{name}")
+    return f"{flag_of(name)} {value}"
+
+
+def _origins_in_words(message, origins):
+    """Where the settings that a message names come from; nothing if all are flags."""
+    named = set(re.findall(r"(?<![\w-])--([a-z0-9-]*[a-z0-9])", message))
+    found = {
+        origin: sorted(flag_of(name) for name in names if name.replace("_", "-") in named)
+        for origin, names in origins.items()
+    }
+    *_, of_file = found.values()
+    parts = [f"{', '.join(flags)} from {origin}" for origin, flags in found.items() if flags]
+    return f" ({'; '.join(parts)})" if of_file else ""
 
 
 def _kind(field):

@@ -58,15 +58,15 @@ def blocks_setting():
     )
 
 
-def check_left_to_pretrained(config, names):
-    """Raises ValueError if a config gives what the model of --pretrained has of its own."""
-    usual = type(config)()
-    names = (*SIZE, "attention", *names)
-    if given := [name for name in names if getattr(config, name) != getattr(usual, name)]:
-        raise ValueError(
-            "The model of --pretrained has its own dimensions and vocabulary. "
-            f"Received: {', '.join(f'{flag_of(n)} {getattr(config, n)}' for n in given)}."
-        )
+def left_to_pretrained(*names, beside=""):
+    """An entry of `exclusive`: what the model of --pretrained has of its own.
+
+    Args:
+        *names: of further settings than those of all models.
+        beside: settings that need --pretrained.
+    """
+    sentence = "The model of --pretrained has its own dimensions and vocabulary"
+    return {sentence: (f"pretrained {beside}", " ".join((*SIZE, "attention", *names)))}
 
 
 def renamed(values):
@@ -90,8 +90,16 @@ class TrainingConfig(Settings):
     """Settings of all experiments; every field is also a flag of the experiment's command."""
 
     command: ClassVar[str]
+    of_pretrained: ClassVar[tuple] = ()  # settings that must equal those of --pretrained
     earlier: ClassVar[dict] = {}  # {setting that runs of earlier versions lack: what they do}
     further_dimensions: ClassVar[tuple] = ("blocks",)  # what its models take beside those of all
+    training_text: ClassVar[dict]  # the entry of `exclusive`
+    exclusive: ClassVar[dict] = {
+        "--r-drop and --cutoff each make a second pass. Choose one of them": ("r_drop", "cutoff"),
+        "--packed makes batches of one shape. Leave --shapes out or set it to 0": (
+            "packed", "shapes",
+        ),
+    }  # fmt: skip
 
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
@@ -198,20 +206,11 @@ class TrainingConfig(Settings):
         super().__init__(**renamed(values))
 
     def model_post_init(self, context):
+        super().model_post_init(context)
         if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
             raise ValueError(
                 "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
                 f"Received: {self.warmup_steps}."
-            )
-        if self.r_drop and self.cutoff:
-            raise ValueError(
-                "--r-drop and --cutoff each make a second pass. Choose one of them. "
-                f"Received: --r-drop {self.r_drop} and --cutoff {self.cutoff}."
-            )
-        if self.is_packed and self.shapes:
-            raise ValueError(
-                "--packed makes batches of one shape. Leave --shapes out or set it to 0. "
-                f"Received: --shapes {self.shapes}."
             )
 
     @property
@@ -271,6 +270,24 @@ class TrainingConfig(Settings):
         """The changes: a dictionary from the name of a setting to the pair of before and now."""
         before, now = earlier.model_dump(), self.model_dump()
         return {name: (before[name], now[name]) for name in now if before[name] != now[name]}
+
+    @classmethod
+    def of_command(cls, flags, config=None):
+        """The settings of a command line, whose flags are a dictionary.
+
+        Args:
+            flags: values by the names of settings.
+            config: value of --config; None if it is not given.
+
+        Raises:
+            ValueError: if there is no such experiment, or if a setting is wrong.
+        """
+        if config is None:
+            return cls(**flags)
+        content = renamed(read_config(config, cls.command))
+        if flags.get("pretrained"):  # which `completed` compares with what is left
+            content = {n: v for n, v in content.items() if n not in cls.of_pretrained}
+        return cls.merged(flags, content, f"--config {config}")
 
     @classmethod
     def load(cls, name):

@@ -33,15 +33,15 @@ from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
-from .settings import flag_of, setting
+from .settings import flag_of, one_of, setting
 from .text_scores import check_metric, report, score_of
 from .training_config import (
     LEAST_PIECES,
     TABLE,
     TrainingConfig,
     blocks_setting,
-    check_left_to_pretrained,
     fill_in,
+    left_to_pretrained,
 )
 
 bulk = Deferred(f"{__package__}.bulk")
@@ -66,6 +66,20 @@ class TranslationConfig(TrainingConfig):
 
     command: ClassVar[str] = "translation"
     further_dimensions: ClassVar[tuple] = ("blocks", "num_decoder_layers")
+    training_text: ClassVar[dict] = one_of(
+        "training text", "source target", "tsv", "table", "dataset", "prepared"
+    )
+    exclusive: ClassVar[dict] = {
+        **TrainingConfig.exclusive,
+        **training_text,
+        **one_of("validation text", "valid_source valid_target", "valid_tsv", "valid_table"),
+        **left_to_pretrained(
+            "size", "blocks", "num_decoder_layers", "activation", "normalize_first",
+            "vocabulary_size",
+        ),
+        "--prepared is tokenised already: put the prefix into the text before train.prepare, and "
+        "give --source-prefix ''": ("prepared", "source_prefix"),
+    }  # fmt: skip
     earlier: ClassVar[dict] = {
         "token_rules": "{}",
         "scoring": "gnmt",
@@ -160,18 +174,8 @@ class TranslationConfig(TrainingConfig):
 
     def model_post_init(self, context):
         super().model_post_init(context)
-        if self.pretrained:
-            names = ("size", "blocks", "num_decoder_layers", "activation", "normalize_first")
-            names += ("vocabulary_size",)
-            check_left_to_pretrained(self, names)
-        else:
+        if not self.pretrained:
             fill_in(self, USUAL_SEARCH)
-        if self.source_prefix and self.prepared:
-            raise ValueError(
-                "--prepared is tokenised already: put the prefix into the text before "
-                "train.prepare, and give --source-prefix ''. "
-                f"Received: --source-prefix {self.source_prefix!r}."
-            )
 
     def has_validation(self):
         pair = self.valid_source or self.valid_target
@@ -229,6 +233,7 @@ class EngineOptions(SearchOptions, DecodingOptions):
     )
 
     def model_post_init(self, context):
+        super().model_post_init(context)
         if self.engine != "tensorflow" and self.cache != "auto":
             raise ValueError(
                 "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
@@ -274,6 +279,9 @@ class EvaluateOptions(EngineOptions):
     {command} --run runs/mine --table test.parquet --source-column en --target-column de
     """
 
+    evaluation_text: ClassVar[dict] = one_of("evaluation text", "source target", "table")
+    exclusive: ClassVar[dict] = evaluation_text
+
     source: str = setting("", "file of sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
     table: str = setting("", f"instead: {TABLE}")
@@ -284,8 +292,7 @@ class EvaluateOptions(EngineOptions):
     def model_post_init(self, context):
         super().model_post_init(context)
         check_metric(self.metric)
-        if bool(self.table) == bool(self.source or self.target):
-            raise ValueError("Give an evaluation text: --source and --target, or --table.")
+        self.check_given(self.evaluation_text)
         _check_pair(self.source, self.target, "--source and --target")
 
 
@@ -351,29 +358,16 @@ class TranslationExperiment(Experiment):
                 "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
                 f"a batch. Received: {config.tokens_per_batch} and {config.max_length}."
             )
-        pair = config.source, config.target
-        others = config.tsv, config.table, config.dataset, config.prepared
-        kinds = [any(pair), *map(bool, others)]
-        if sum(kinds) != 1:
-            raise ValueError(
-                "Give one training text: --source and --target, or --tsv, or --table, or "
-                f"--dataset, or --prepared. Received: {sum(kinds)} of them."
-            )
+        super().check_texts()
         languages = config.source_language or config.target_language
         if languages and not config.dataset and not config.pretrained:
             raise ValueError(
                 "--source-language and --target-language need a --dataset, or a --pretrained "
                 "model of many languages."
             )
-        _check_pair(*pair, "--source and --target")
+        _check_pair(config.source, config.target, "--source and --target")
         valid = config.valid_source, config.valid_target
         _check_pair(*valid, "--valid-source and --valid-target")
-        kinds_of_validation = [any(valid), bool(config.valid_tsv), bool(config.valid_table)]
-        if sum(kinds_of_validation) > 1:
-            raise ValueError(
-                "Give one validation text: --valid-source and --valid-target, or --valid-tsv, or "
-                f"--valid-table. Received: {sum(kinds_of_validation)} of them."
-            )
         if config.prepared:
             self.prepared = self.open_prepared("translation")
 

@@ -167,7 +167,7 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "Give training texts"),
+        ([], "Give one training text"),
         (["--tsv=missing.tsv"], "missing.tsv, which does not exist"),
         (["--folder=missing"], "Expected a folder of labels. Received: missing"),
         (["--tsv", "TEXTS", "--hold-out=150"], "hold_out=150 of 150 examples"),

@@ -1,9 +1,12 @@
 """Flags, files of settings, and what answers before TensorFlow is imported."""
 
+import itertools
 import os
+import random
 import re
 import subprocess
 import sys
+import typing
 
 import pytest
 import yaml
@@ -60,6 +63,98 @@ def test_what_print_config_prints_is_read_again(capsys, tmp_path):
     file = f"--config={tmp_path}/mine.yaml"
     assert printed(capsys, file) == text
     assert yaml.safe_load(text) | {"steps": 9} == yaml.safe_load(printed(capsys, file, "--steps=9"))
+
+
+# No choices: what a flag leaves of the file may be out of bounds; then the error says so.
+BOUNDS = "--warmup-steps must|--stride must|--max-length must|--vocabulary-size must|--size must"
+BOUNDS += "|--memory-length needs|--from-scratch needs"
+
+
+def accepted(make, *arguments, **values):
+    """What a function returns; None if it raises ValueError."""
+    try:
+        return make(*arguments, **values)
+    except ValueError:
+        return None
+
+
+def samples(cls):
+    """Pairs of a setting and a value of it that is not its default, which are accepted alone."""
+    values = {bool: [True, False], int: [2, 300], float: [0.5], str: ["x", "medium"]}
+    for name, field in cls.model_fields.items():
+        for kind in {*(typing.get_args(field.annotation) or [field.annotation])} - {type(None)}:
+            for value in values.get(kind) or typing.get_args(kind) or [kind]:
+                if value != field.default and accepted(cls, **{name: value}) is not None:
+                    yield name, value
+
+
+def as_flags(values):
+    """As a command line gives them."""
+    return {n: v if isinstance(v, bool) else str(v) for n, v in values.items()}
+
+
+@pytest.mark.parametrize("cls", [*CLASSES.values()], ids=lambda cls: cls.command)
+def test_a_flag_replaces_what_excludes_it_in_the_file(cls, caplog):
+    """Pairs that are accepted one by one and refused together are found by trying all."""
+    count = 0
+    single = [(name, value) for name, value in samples(cls) if value not in (2, "x")]
+    for (flag, value), (other, theirs) in itertools.permutations(single, 2):
+        if flag == other or accepted(cls, **{flag: value, other: theirs}) is not None:
+            continue
+        count += 1
+        flags, content = as_flags({flag: value}), {other: theirs}
+        caplog.clear()
+        assert cls.merged(flags, content, "mine.yaml") == cls(**flags), (flags, content)
+        [said] = caplog.messages
+        assert said.startswith((flag_of(flag), "--no-"))
+        assert said.endswith(f" replaces {other}: {theirs} of mine.yaml.")
+        with pytest.raises(ValueError, match=r"Received: [^(]*$"):
+            cls.merged(flags | as_flags(content), {}, "mine.yaml")
+        with pytest.raises(ValueError, match=r"Received: .* \(--.* from mine.yaml\)$"):
+            cls.merged({}, {flag: value, other: theirs}, "mine.yaml")
+    assert count >= {"pretraining": 2, "language_model": 30}.get(cls.command, 60)
+
+
+def test_a_command_replaces_what_a_flag_excludes_and_says_where_values_come_from(capsys, caplog):
+    flags = ["--config=shakespeare_cpu", "--text=a.txt", "--print-config"]
+    language_model.main([*flags, "--valid-text=b.txt"])
+    made = yaml.safe_load(capsys.readouterr().out)
+    assert (made["hold_out"], made["valid_text"]) == (0.0, "b.txt")
+    [said] = caplog.messages
+    assert said == "--valid-text b.txt replaces hold_out: 0.1 of --config shakespeare_cpu."
+    with pytest.raises(SystemExit):
+        language_model.main([*flags, "--stride=300"])
+    assert capsys.readouterr().err.endswith(
+        "Received: 300 and 64. "
+        "(--stride from the command line; --context from --config shakespeare_cpu)\n"
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("cls", [*CLASSES.values()], ids=lambda cls: cls.command)
+def test_flags_replace_only_what_excludes_them_in_drawn_files(cls, caplog):
+    draw, single = random.Random(5), [*samples(cls)]
+    sides = [], []
+    while len(sides[0]) < 500:
+        flags, content = (dict(draw.sample(single, draw.randrange(1, 6))) for _ in sides)
+        if None not in (accepted(cls, **flags), accepted(cls, **content)):
+            sides[0].append(flags), sides[1].append(content)
+    num_replaced = 0
+    for flags, content in zip(*sides, strict=True):
+        caplog.clear()
+        try:
+            merged = cls.merged(as_flags(flags), content, "mine.yaml")
+        except ValueError as error:
+            assert re.match(BOUNDS, str(error)), (flags, content, str(error))
+            continue
+        replaced = [message.split(" replaces ")[1].split(":")[0] for message in caplog.messages]
+        num_replaced += len(replaced)
+        assert len({*replaced}) == len(replaced) and not {*replaced} & flags.keys()
+        kept = {name: value for name, value in content.items() if name not in replaced}
+        assert merged == cls(**{**kept, **flags}), (flags, content)
+        for name in replaced:
+            assert accepted(cls, **{**kept, **flags, name: content[name]}) is None, name
+    assert num_replaced >= (5 if cls.command == "pretraining" else 30)
 
 
 @pytest.mark.parametrize(

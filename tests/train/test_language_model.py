@@ -145,7 +145,7 @@ def test_no_character_is_cut(hold_out, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "Give a training text"),
+        ([], "Give one training text"),
         (["--text=missing.txt"], "missing.txt, which does not exist"),
         (["--hold-out=1.5"], "--hold-out must be a number, at least 0 and below 1. Received: 1.5"),
         (["--tokens=words"], "--tokens must be one of characters, bytes, pieces. Received: words"),

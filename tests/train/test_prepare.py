@@ -72,9 +72,9 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
     ("flags", "message"),
     [
         ([], "Give --output, the folder to write, or --check"),
-        (["--output=a", "--check=b"], "Received: both"),
+        (["--output=a", "--check=b"], "Received: --output a and --check b."),
         (["--output=a"], "Give one kind of text"),
-        (["--output=a", "--text=b", "--tsv=c"], "--text and --labelled go neither together"),
+        (["--output=a", "--text=b", "--tsv=c"], "Give one kind of text: --source and"),
         (["--output=a", "--source=*.none", "--target=b"], "*.none, which does not exist"),
         (["--output=a", "--held-out=-1"], "--held-out must be a number, at least 0"),
         (["--output=a", "--tsv=b", "--kind=pretraining"], "--kind has no effect without --text."),
@@ -224,7 +224,8 @@ def test_what_needs_pairs_that_were_held_out_has_no_effect_without(folder, tmp_p
 
 def test_what_a_prepared_text_does_not_go_with_is_refused(folder, text, tmp_path, capsys):
     run = f"--run={tmp_path}/run"
-    assert "Received: 2 of them" in told(capsys, [f"--prepared={folder}", *text, run, *SMALL])
+    said = told(capsys, [f"--prepared={folder}", *text, run, *SMALL])
+    assert "Give one training text" in said and f"and --prepared {folder}." in said
     wrong = shutil.copytree(folder, tmp_path / "wrong")
     manifest = json.loads((wrong / "manifest.json").read_text())
     (wrong / "manifest.json").write_text(json.dumps({**manifest, "kind": "documents"}))

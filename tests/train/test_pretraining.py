@@ -174,7 +174,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ([], "Give training documents"),
+        ([], "Give one training text"),
         (["--documents=missing.txt"], "missing.txt, which does not exist"),
         (
             ["--documents={folder}", "--hold-out=99"],

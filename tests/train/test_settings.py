@@ -129,7 +129,11 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
         ("classification", "--num-heads=3", "divisible by --num-heads.*128 and 3"),
         ("translation", "--tokens-per-batch=9 --max-length=10", "at least --max-length.*9 and 10"),
         ("translation", "--activation=soft", "a Keras activation name.*Received: soft"),
-        ("language_model", "--model=gpt2", "one of 124M, 355M.*--model gpt2. Received: small"),
+        (
+            "language_model",
+            "--model=gpt2",
+            "one of 124M, 355M.*--model gpt2. Received: --model gpt2 and --size small",
+        ),
         ("translation", "--warmup-steps=0", "at least 1 with --schedule inverse_sqrt.*Received: 0"),
         ("language_model", "--tokens=pieces --vocabulary-size=260", "at least 261.*Received: 260"),
         ("language_model", "--context=9 --stride=10", "at most --context.*10 and 9"),
@@ -137,7 +141,7 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
         (
             "language_model",
             "--model=transformer_xl --accumulation-steps=2",
-            "must be 1 with --model transformer_xl.*Received: 2",
+            "must be 1 with --model transformer_xl.*Received: --accumulation-steps 2",
         ),
         ("classification", "--tokens=pieces --vocabulary-size=260", "at least 261.*Received: 260"),
         (
@@ -145,7 +149,11 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
             "--from-scratch",
             "--from-scratch needs --pretrained",
         ),
-        ("classification", "--pretrained=no --size=former", "Received: --size former"),
+        (
+            "classification",
+            "--pretrained=no --size=former",
+            "Received: --pretrained no and --size former",
+        ),
         ("pretraining", "--max-length=9 --positions=8", "at most --positions.*9 and 8"),
         ("pretraining", "--label-smoothing=0.1", "--label-smoothing must be 0"),
         ("pretraining", "--hold-out=1", "0 or at least 2 documents"),
