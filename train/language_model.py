@@ -525,7 +525,8 @@ def separator_of(config):
 
 def documents_of(text):
     """The documents of a text, bytes, each with the empty lines after it."""
-    ends = [match.end() for match in re.finditer(rb"(?:\r?\n){2,}", text)]
+    # A line end, then empty lines. The group is atomic, so that "\r\n" does not count as two ends.
+    ends = [match.end() for match in re.finditer(rb"(?:\A|(?>\r\n?|\n))(?>\r\n?|\n)+", text)]
     cuts = zip([0, *ends], [*ends, len(text)], strict=True)
     return [text[start:end] for start, end in cuts if start < end]
 

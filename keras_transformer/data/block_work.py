@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_transformer.data.corpora import with_line_feeds
 from keras_transformer.data.documents import split_sentences
 from keras_transformer.data.token_ids import IdRows, tokenize
 
@@ -65,7 +66,7 @@ def read_block(filters, key, block, largest):
     fates = filters(columns)
     kept, rows = np.flatnonzero(fates == KEPT), list(zip(*columns, strict=True))
     # Documents may be followed by more or fewer empty lines, and are the same.
-    texts = ("\0".join(rows[row]).replace("\r\n", "\n").rstrip("\n") for row in kept.tolist())
+    texts = (with_line_feeds("\0".join(rows[row])).rstrip("\n") for row in kept.tolist())
     hashes = _hashes(texts, key)
     of_labels = np.zeros_like(hashes)
     small = np.flatnonzero(hashes <= np.uint64(largest))

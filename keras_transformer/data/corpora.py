@@ -242,6 +242,11 @@ def lines_of(path) -> Iterator[str]:
         raise not_utf8(path, number, error) from None
 
 
+def with_line_feeds(text: str) -> str:
+    """A text whose lines may end in "\\n", "\\r\\n" or "\\r", with "\\n" for each of them."""
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
 def not_utf8(path, line, error):
     """The ValueError for a line of a file, of which the number is given."""
     return ValueError(f"The text must be UTF-8. Received: {path}, line {line}: {error.reason}.")

@@ -12,7 +12,8 @@ _AT_A_TIME = 1000  # texts
 def read_documents(path) -> list[str]:
     """Reads documents: the `.txt` files of a folder and its subfolders, or the parts of a file.
 
-    In a file, `.gz` or not, documents are separated by empty lines. Files are read in the order
+    In a file, `.gz` or not, documents are separated by empty lines; lines end in "\\n", "\\r\\n" or
+    "\\r". Files are read in the order
     of their names. Of a folder of labels only the `labelled_files` are read, then those in
     `unsup`, but no other files, such as the URL lists of the Large Movie Review Dataset.
 

@@ -7,7 +7,14 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.arguments import read_texts
-from keras_transformer.data.corpora import builder_of, lines_of, opened, split_lines, text_features
+from keras_transformer.data.corpora import (
+    builder_of,
+    lines_of,
+    opened,
+    split_lines,
+    text_features,
+    with_line_feeds,
+)
 
 
 class LabelledText(NamedTuple):
@@ -139,7 +146,7 @@ def text_of(path) -> str:
     """
     try:
         with opened(path) as file:
-            return file.read().decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+            return with_line_feeds(file.read().decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"A text must be UTF-8. Received: {path}: {error.reason}.") from None
 

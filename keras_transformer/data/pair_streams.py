@@ -1,6 +1,8 @@
 """Streams of text from files of any size: sentences and their translations, or documents."""
 
+import codecs
 import glob
+import io
 import itertools
 import os
 import pathlib
@@ -15,6 +17,7 @@ from keras_transformer.data.corpora import (
     opened,
     pairs_of_dataset,
     split_lines,
+    with_line_feeds,
 )
 from keras_transformer.data.documents import documents_in
 from keras_transformer.data.labelled_text import (
@@ -163,8 +166,9 @@ class PairStream(_Stream):
 class DocumentStream(_Stream):
     """Documents of one or more files, in blocks; reads them again each time.
 
-    Documents are separated by empty lines, which belong to the one before. One of more than a
-    mebibyte is cut at the end of a line. For pretraining each `.txt` file of a folder is one.
+    Documents are separated by empty lines, which belong to the one before; lines end in "\\n",
+    "\\r\\n" or "\\r". One of more than a mebibyte is cut at the end of a line. For pretraining each
+    `.txt` file of a folder is one.
 
     Args:
         text: files of text, or tables as for `read_text`; a path, a pattern, or several of them; or
@@ -318,12 +322,12 @@ class LabelledStream(_Stream):
 
 def _without_empty_lines(text):
     """A text that `read_documents` does not cut."""
-    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    return "\n".join(filter(None, lines))
+    return "\n".join(filter(None, with_line_feeds(text).split("\n")))
 
 
 def _one_line(text):
-    return " ".join(text.replace("\t", " ").splitlines())
+    """A text that a line of a table holds; other separators, such as U+2028, end no line there."""
+    return with_line_feeds(text).replace("\t", " ").removesuffix("\n").replace("\n", " ")
 
 
 class Block(NamedTuple):
@@ -366,13 +370,17 @@ class Block(NamedTuple):
         return [list(column) for column in zip(*rows, strict=True)]
 
 
-def _decoded(lines, path, first):
-    """The text of lines of a file, of which the number of the first one is given."""
+def _decoded(lines, path, first, universal=False):
+    """The text of lines of a file, of which the number of the first one is given.
+
+    Lines end in line feeds or, if `universal`, in any of the line ends of `with_line_feeds`.
+    """
     try:
         return lines.decode("utf-8-sig" if first == 1 else "utf-8")  # a byte order mark
     except UnicodeDecodeError as error:
-        number = first + lines.count(b"\n", 0, error.start)
-        raise not_utf8(path, number, error) from None
+        before = lines[: error.start]
+        number = len((before + b"?").splitlines()) - 1 if universal else before.count(b"\n")
+        raise not_utf8(path, first + number, error) from None
 
 
 def _blocks_of_lines(paths, names):
@@ -419,12 +427,16 @@ def _blocks_of_rows(rows):
 def _documents_of_file(path, is_whole):
     """The texts of a file between empty lines, each with those after it; or the whole file."""
     lines, size, is_end, number = [], 0, False, 0
+    ends = b"\n", b"\r\n", b"\r"
+    marked_ends = [codecs.BOM_UTF8 + end for end in ends]
     with opened(path) as file:
-        for line in itertools.chain(file, [None]):
-            is_empty = line in (b"\n", b"\r\n")
+        # Latin-1 has a character for each byte, and `newline=""` keeps the line ends as they are.
+        read = io.TextIOWrapper(file, "latin-1", newline="")
+        for line in itertools.chain((line.encode("latin-1") for line in read), [None]):
+            is_empty = line in ends or (number == 0 and line in marked_ends)
             is_next = is_end and not is_empty and not is_whole
             if lines and (line is None or is_next or size >= _BYTES_OF_DOCUMENT):
-                yield _decoded(b"".join(lines), path, number - len(lines) + 1)
+                yield _decoded(b"".join(lines), path, number - len(lines) + 1, universal=True)
                 lines, size = [], 0
             is_end, number = is_empty, number + 1
             if line is not None:

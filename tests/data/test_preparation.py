@@ -1,12 +1,16 @@
 """Prepares text as a plain loop would, whatever it is interrupted by."""
 
 import gzip
+import io
+import itertools
 import logging
 import os
 import random
+import re
 
 import numpy as np
 import pytest
+import zstandard
 
 from keras_transformer.data import (
     DocumentStream,
@@ -17,12 +21,14 @@ from keras_transformer.data import (
     prepare,
     prepared,
     read_documents,
+    read_files,
     read_labelled_folder,
     read_labelled_tsv,
     runners,
     split_sentences,
     tokenize,
 )
+from keras_transformer.data.corpora import with_line_feeds
 from keras_transformer.data.preparation import HELD_OUT
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
@@ -31,6 +37,8 @@ from keras_transformer.tokenizers import (
     train_byte_pairs,
     train_sentencepiece,
 )
+from train.language_model import documents_of
+from train.lines import arriving_lines
 
 from . import dying_work
 
@@ -507,6 +515,103 @@ def test_files_of_a_folder_are_whole_documents_and_long_ones_are_cut(tmp_path, m
     (tmp_path / "long.txt").write_text("12345\n12345\n12\n\n1\n")
     [block] = DocumentStream(tmp_path / "long.txt").blocks()
     assert block.columns() == [["12345\n12345\n", "12\n\n", "1\n"]]
+
+
+PARTS = ["\n", "\r\n", "\r", "\n\n", "\r\n\r\n", "\r\r", "\x0b", "\x0c", "\x1c", "\x85", "\u2028"]
+PARTS += ["One.", "é. Two", " ", "\t", "\ufeff", "x" * 8189]  # the last, as long as a buffer
+
+
+def drawn_file(draw, path):
+    """Writes a file of parts in a random encoding of its end and start; returns its text."""
+    ends = draw.choice([["\n"], ["\r\n"], ["\r"], PARTS[:6], PARTS])
+    parts = [draw.choice(ends if draw.random() < 0.6 else PARTS[11:]) for _ in range(30)]
+    text = draw.choice(["", "x" * draw.randrange(8180, 8194)]) + "".join(parts).lstrip("\ufeff")
+    packed = {".txt": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}[path.suffix]
+    path.write_bytes(packed((draw.choice(["", "\ufeff"]) + text).encode()))
+    return text
+
+
+def check_documents(draw, folder):
+    """Documents are the same in memory, in streams and by lines of Python's text mode."""
+    path = folder / f"text{draw.choice(['.txt', '.gz', '.zst'])}"
+    text = drawn_file(draw, path)
+    streamed = [each for block in DocumentStream(path).blocks() for each in block.columns()[0]]
+    assert "".join(streamed) == text
+    assert documents_of(text.encode()) == [each.encode() for each in streamed]
+    expected, is_end = [""], False
+    for line in io.StringIO(text, newline=None):
+        expected += [""] * (is_end and line != "\n")
+        expected[-1] += line
+        is_end = line == "\n"
+    assert [with_line_feeds(each) for each in streamed] == expected
+    expected = [each.strip("\n") for each in expected if each.strip()]
+    if len(expected) > 1:
+        assert [each.strip("\n") for each in read_documents(path)] == expected
+    else:
+        with pytest.raises(ValueError, match="at least two documents"):
+            read_documents(path)
+
+
+def check_lines(draw, folder):
+    """Lines of sentences end in line feeds alone, in memory, in streams and in commands."""
+    path = folder / f"lines{draw.choice(['.txt', '.gz', '.zst'])}"
+    text = drawn_file(draw, path)
+    lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    stream = PairStream(path, path).blocks()
+    assert [each for block in stream for each in block.columns()[0]] == lines
+    arrived = itertools.chain.from_iterable(arriving_lines(io.BytesIO(text.encode())))
+    assert [line.decode() for line in arrived] == lines
+    if any(map(str.strip, lines)):
+        assert read_files(path, path) == (lines, lines)
+    tsv = folder / "lines.tsv"
+    rows = [(line.replace("\t", ""), "ab"[i % 2]) for i, line in enumerate(["x", *lines, "y"])]
+    tsv.write_bytes("".join(f"{line}\t{label}\n" for line, label in rows).encode())
+    streamed = [each for block in LabelledStream(tsv).blocks() for each in block.columns()[0]]
+    assert read_labelled_tsv(tsv).texts == streamed == [line for line, _ in rows]
+    [(_, held_out)] = LabelledStream(tsv).held_out_lines(rows)
+    (folder / "again.tsv").write_bytes("".join(held_out).encode())
+    again = read_labelled_tsv(folder / "again.tsv").texts
+    assert again == [re.sub(r"\r$", "", line).replace("\r", " ") for line, _ in rows]
+
+
+def test_line_ends_mean_the_same_in_memory_and_in_streams(tmp_path):
+    draw = random.Random(3)
+    for _ in range(20):
+        check_documents(draw, tmp_path)
+        check_lines(draw, tmp_path)
+    (tmp_path / "text.txt").write_bytes(b"one\rtwo\r\r\rthree\xff\r")
+    with pytest.raises(ValueError, match=r"text\.txt, line 5: invalid start byte"):
+        list(DocumentStream(tmp_path / "text.txt").blocks())
+    for end in ("\n", "\r\n", "\r"):
+        text = f"a. b{end}{end}c{end}{end}{end}a. b{end}"
+        (tmp_path / "text.txt").write_bytes(text.encode())
+        folder = prepare(
+            tmp_path / f"out{ord(end[-1])}{len(end)}",
+            DocumentStream(tmp_path / "text.txt"), SymbolTokenizer(), distinct=True, processes=1,
+        )  # fmt: skip
+        counts = dict(folder.manifest["counts"])
+        assert (counts["rows"], counts["duplicates"]) == (2, 1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("check", [check_documents, check_lines])
+def test_line_ends_of_drawn_files(check, tmp_path):
+    for seed in range(1000):
+        check(random.Random(seed), tmp_path)
+
+
+@pytest.mark.soak
+def test_sentences_of_drawn_files_are_the_same_in_memory_and_in_streams(tmp_path):
+    in_memory, texts = [], []
+    for seed in range(300):
+        text = drawn_file(random.Random(seed), tmp_path / "text.txt")
+        (tmp_path / "text.txt").write_text(f"One.\n\n{text}\n\nEnd.", newline="")
+        in_memory += read_documents(tmp_path / "text.txt")
+        for block in DocumentStream(tmp_path / "text.txt").blocks():
+            texts += filter(str.strip, block.columns()[0])
+    assert len(texts) == len(in_memory) > 600
+    sentences = [[*map(with_line_feeds, each)] for each in split_sentences(texts)]
+    assert sentences == split_sentences(in_memory)
 
 
 def test_a_data_set_of_tensorflow_datasets_is_read_in_blocks(tmp_path):
