@@ -20,6 +20,7 @@ import shutil
 import subprocess
 import sys
 
+import keras
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -146,6 +147,23 @@ def test_the_python_of_a_page_runs(page, request, monkeypatch):
     for title, content in blocks(page, "python"):
         if not title.startswith(("not run", "oracle")):
             exec(compile(content, page.name, "exec"), names)
+
+
+def built_of_layers(page):
+    """The models that the blocks of a page build of layers, as readers would copy them."""
+    for _, content in blocks(page, "python"):
+        if "keras.Model(" in content:
+            exec(compile(content, page.name, "exec"), names := {})
+            yield from (each for each in names.values() if isinstance(each, keras.Model))
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/guides/layers.md"])
+def test_models_of_the_pages_answer_a_row_of_padding_with_numbers(name):
+    models = [*built_of_layers(ROOT / name)]
+    assert models
+    for model in models:
+        [ids] = model.inputs
+        assert keras.ops.all(keras.ops.isfinite(model(keras.ops.zeros((2, 5), ids.dtype))))
 
 
 COMMAND_LINES = [
