@@ -60,7 +60,7 @@ class Stack(keras.layers.Layer):
 
     def __init__(self, names, **kwargs):
         super().__init__(**kwargs)
-        self.names, self.stack = names, []
+        self.names, self.stack = list(names), []
         for index, name in enumerate(names):
             if name == "nested":
                 self.stack.append(Stack(["dense", "unused"], name=f"nested_{index}"))
@@ -90,9 +90,9 @@ class Stack(keras.layers.Layer):
         return shape
 
     def thaw(self):
+        self.names = ["dense" if name == "thawed" else name for name in self.names]
         for name, layer in zip(self.names, self.stack, strict=True):
-            if name == "thawed":
-                layer.trainable = True
+            layer.trainable = name != "frozen"
 
     def get_config(self):
         return {**super().get_config(), "names": self.names}
