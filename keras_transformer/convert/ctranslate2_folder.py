@@ -517,7 +517,8 @@ class _Translation(_Reader):
         known = {*pieces, *CONTROL_PIECES, *PADS}
         lacking = [word for word in words[4:] if word not in known]
         _check_tokenizer(path, len(words) - 4 - len(lacking), pieces, words[4:])
-        tokenizer = with_languages(rearranged(model, words), LANGUAGE)
+        has_languages = any(map(MARIAN_LANGUAGE.fullmatch, words))
+        tokenizer = with_languages(rearranged(model, words, has_languages), LANGUAGE)
         entered = re.compile(f"{LANGUAGE.pattern}|{MARIAN_LANGUAGE.pattern}|.")
         if lacking := [word for word in lacking if not entered.fullmatch(word)]:
             logging.getLogger(__name__).warning(

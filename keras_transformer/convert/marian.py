@@ -30,7 +30,7 @@ from keras_transformer.convert.generation import (
     search_settings,
     written_search,
 )
-from keras_transformer.convert.sentencepiece import read_model, rearranged
+from keras_transformer.convert.sentencepiece import read_model, rearranged, save_for_lookup
 from keras_transformer.convert.tables import (
     ConversionError,
     VocabularyPermutation,
@@ -144,7 +144,7 @@ def read(folder: ModelFolder):
     tokenizer_config.expect(separate_vocabs=not shared)
     tokenizer_config.warn_of_unread()
     tokenizers = [
-        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.their_id_of])
+        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.their_id_of], True)
         for file, pieces, order in zip(
             ("source.spm", "target.spm"), vocabularies, orders, strict=True
         )
@@ -352,7 +352,7 @@ def _save_tokenizers(text_model, tables, shared, longest, draft):
                 "Marian's tokenizers are SentencePiece models. "
                 f"Received: a {type(tokenizer).__name__}."
             )
-        tokenizer.save(draft / model_file)
+        save_for_lookup(tokenizer, draft / model_file)
         if file == "vocab.json" or not shared:
             pieces = row_names(tokenizer, table.vocabulary_size)
             write_json(draft / file, {piece: index for index, piece in enumerate(pieces)})

@@ -7,7 +7,7 @@ import pathlib
 from keras_transformer.convert.blocks import ACTIVATIONS
 from keras_transformer.convert.folder import Converted, Settings
 from keras_transformer.convert.generation import run_settings
-from keras_transformer.convert.sentencepiece import read_model, rearranged
+from keras_transformer.convert.sentencepiece import LANGUAGE, read_model, rearranged
 from keras_transformer.convert.tables import (
     ConversionError,
     VocabularyPermutation,
@@ -360,7 +360,8 @@ class OpenNMTSettings:
                 f"{file} must have the pieces of {side}_vocabulary. Received: a model without "
                 f"{len(missing)} of {len(pieces)}."
             )
-        return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]])
+        has_languages = any(map(LANGUAGE.fullmatch, words))
+        return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]], has_languages)
 
     def _sentencepiece_file(self, side):
         name = f"{side}_tokenization"

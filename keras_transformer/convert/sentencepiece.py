@@ -5,12 +5,17 @@ import re
 
 from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
-from keras_transformer.tokenizers.sentencepiece import OWN_END, OWN_UNKNOWN, SentencePieceTokenizer
+from keras_transformer.tokenizers.sentencepiece import (
+    LANGUAGE_MARKS,
+    ONLY_IN_VOCABULARY,
+    OWN_END,
+    OWN_UNKNOWN,
+    SentencePieceTokenizer,
+)
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 
 LANGUAGE = re.compile(">>.+<<")  # of the target, at the beginning of a source
-_BELOW_ALL = 10.0  # how far a missing character is placed below the lowest score
 
 
 def read_model(path):
@@ -28,18 +33,18 @@ def read_model(path):
     return model
 
 
-def rearranged(model, vocabulary):
+def rearranged(model, vocabulary, begins_with_language=False):
     """A `SentencePieceTokenizer` whose pieces have other ids than in a model.
 
     Args:
         model: the fields of the SentencePiece model; they are changed.
         vocabulary: the pieces in the order of the ids, the first four pad, unknown, start, end.
-            Pieces of the model that it lacks become unknown. Pieces that the model lacks are never
-            produced, except single characters and languages such as ">>deu<<".
+            Pieces of the model that it lacks become unknown. Pieces that the model lacks are only
+            those of texts whose characters the model does not know, all together.
+        begins_with_language: whether a text may begin with a piece such as ">>deu<<", as Marian's.
     """
     known = {piece.piece: (piece.score, piece.type) for piece in model.pieces}
-    lowest = min(piece.score for piece in model.pieces) - _BELOW_ALL
-    normal = (0.0, PieceType.NORMAL)
+    unused = (ONLY_IN_VOCABULARY, PieceType.UNUSED)
     pieces = []
     for index, name in enumerate(vocabulary):
         if index < len(CONTROL_PIECES):
@@ -47,26 +52,36 @@ def rearranged(model, vocabulary):
             pieces.append((CONTROL_PIECES[index], 0.0, kind))
         elif name in CONTROL_PIECES:  # which plays no part in theirs
             pieces.append((f"<unused {name[1:-1]}>", 0.0, PieceType.UNUSED))
-        elif LANGUAGE.fullmatch(name):
-            pieces.append((f"\u2581{name}", 0.0, PieceType.USER_DEFINED))
-        elif known.get(name, normal)[1] in (PieceType.UNKNOWN, PieceType.CONTROL):
+        elif known.get(name, unused)[1] in (PieceType.UNKNOWN, PieceType.CONTROL):
             pieces.append((name, 0.0, PieceType.UNUSED))
-        elif name in known:
-            pieces.append((name, *known[name]))
-        elif len(name) == 1:
-            pieces.append((name, lowest, PieceType.NORMAL))
         else:
-            pieces.append((name, lowest, PieceType.UNUSED))
+            pieces.append((name, *known.get(name, unused)))
     taken = {name for name, _, _ in pieces}
     # Beyond the vocabulary: texts are still cut at these pieces, which then become unknown.
     for name, (score, kind) in known.items():
         if name not in taken and kind not in (PieceType.UNKNOWN, PieceType.CONTROL):
             pieces.append((name, score, kind))
+    if begins_with_language:
+        pieces.append((LANGUAGE_MARKS, *unused))
     del model.pieces[:]
     for name, score, kind in pieces:
         model.pieces.add(piece=name, score=score, type=kind)
     model.trainer_spec.vocab_size = len(vocabulary)
     return SentencePieceTokenizer(model.SerializeToString())
+
+
+def save_for_lookup(tokenizer, path):
+    """Writes a SentencePiece model without the pieces that only the vocabulary has.
+
+    Args:
+        tokenizer: a `SentencePieceTokenizer`.
+        path: of the file.
+    """
+    model = Model.FromString(tokenizer.model)
+    kept = [piece for piece in model.pieces if piece.score != ONLY_IN_VOCABULARY]
+    del model.pieces[:]
+    model.pieces.extend(kept)
+    path.write_bytes(model.SerializeToString())
 
 
 def with_languages(tokenizer, pattern):

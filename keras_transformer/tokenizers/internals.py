@@ -1,5 +1,6 @@
 """The only file of `tokenizers/` that uses what tensorflow-text and TensorFlow do not promise."""
 
+import copy
 import hashlib
 
 import tensorflow as tf
@@ -19,6 +20,13 @@ def lasting_tokenizer(model: bytes) -> tensorflow_text.SentencepieceTokenizer:
     tokenizer = tensorflow_text.SentencepieceTokenizer(model, out_type=tf.int32)
     tokenizer._model_resource = _NamedModel(model)
     return tokenizer
+
+
+def with_pieces(tokenizer):
+    """A tokenizer of the same model in memory that returns pieces as strings instead of ids."""
+    other = copy.copy(tokenizer)
+    other.out_type = tf.string
+    return other
 
 
 class _NamedModel(tf.saved_model.experimental.TrackableResource):

@@ -18,7 +18,8 @@ from keras_transformer.arguments import read_texts
 from keras_transformer.files import atomic_path
 from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
-from keras_transformer.tokenizers.internals import lasting_tokenizer
+from keras_transformer.tokenizers.internals import lasting_tokenizer, with_pieces
+from keras_transformer.tokenizers.known_words import KnownWords
 from keras_transformer.tokenizers.sentencepiece_training import (
     CONTROL_PIECES,
     LONGEST_SENTENCE,
@@ -29,6 +30,13 @@ from keras_transformer.tokenizers.sentencepiece_training import (
 
 # Control pieces of a model whose ids come after the four control ids, such as Llama.
 OWN_UNKNOWN, OWN_END = "<own unk>", "<own end>"
+# Beyond the vocabulary of a model whose texts may begin with a language, as in Marian: what begins
+# with these signs and ends with the next "<<" is one token.
+LANGUAGE_MARKS = ">><<"
+# The score of an unused piece that the vocabulary of a neural model has, but its SentencePiece
+# model has not.
+ONLY_IN_VOCABULARY = -1e9
+_FIRST, _OTHERS = "^(>>(?s:.*?)<<)", "(?s:.*)$"
 
 
 class SentencePieceTokenizer(tf.Module):
@@ -41,7 +49,9 @@ class SentencePieceTokenizer(tf.Module):
 
     Args:
         model: the serialised SentencePiece model, as from `train_sentencepiece`. Pieces beyond
-            the vocabulary size that it states become unknown.
+            the vocabulary size that it states become unknown. Pieces with the score
+            `ONLY_IN_VOCABULARY` do not change how a text is cut; one of characters that are no
+            other pieces stands for them where they are all that is between two pieces.
         language: one of `languages`, whose token `tokenize` puts before every text; None for none.
         prefix: text that `tokenize` puts before every text, such as "summarize: " of T5.
 
@@ -79,7 +89,25 @@ class SentencePieceTokenizer(tf.Module):
                 f"The language must be one of {', '.join(self.languages) or '(there are none)'}. "
                 f"Received: {language!r}."
             )
-        self._sentencepiece = lasting_tokenizer(model)
+        self._sentencepiece = self._splitter = lasting_tokenizer(model)
+        self._strange = None
+        strange, merged = _only_in_vocabulary(fields)
+        if strange or merged:
+            for index in {*strange.values(), *merged}:
+                fields.pieces[index].piece = f"<unused {index}>"
+            self._splitter = lasting_tokenizer(fields.SerializeToString())
+        if strange:
+            self._splitter_into_pieces = with_pieces(self._splitter)
+            self._strange = KnownWords(strange)
+        self._first_words = None
+        if LANGUAGE_MARKS in pieces[len(self._pieces) :]:
+            first, last = LANGUAGE_MARKS[:2], LANGUAGE_MARKS[2:]
+            ids = {name: index for index, name in enumerate(pieces)}
+            self._first_words = KnownWords({
+                name: ids[name] if ids[name] < len(self._pieces) else UNKNOWN_ID
+                for name in pieces
+                if name.startswith(first) and name.endswith(last)
+            })  # fmt: skip
 
     @property
     def vocabulary_size(self) -> int:
@@ -137,25 +165,48 @@ class SentencePieceTokenizer(tf.Module):
         texts = as_texts(texts)
         if self.prefix:
             texts = tf.strings.join([self.prefix, texts])
-        ids = self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
-        if self._has_more:
-            known = tf.where(ids.flat_values < self.vocabulary_size, ids.flat_values, UNKNOWN_ID)
-            ids = ids.with_flat_values(known)
+        if self._first_words is None:
+            ids = self._ids(texts)
+        else:
+            ids = self._ids(tf.strings.regex_replace(texts, _FIRST, ""))
+            words = tf.strings.regex_replace(texts, _FIRST + _OTHERS, r"\1")
+            words = self._first_words.ids(words, UNKNOWN_ID)[:, None]
+            has_word = tf.strings.regex_full_match(texts, _FIRST + _OTHERS)[:, None]
+            ids = tf.concat([tf.ragged.boolean_mask(words, has_word), ids], axis=1)
         if self.language is None:
             return ids
         first = tf.fill([ids.nrows(out_type=tf.int32), 1], self.languages[self.language])
         return tf.concat([first, ids], axis=1)
 
+    def _ids(self, texts):
+        """The ids of texts without prefix and language."""
+        texts = _words_only(texts) if self._are_words else texts
+        ids = self._splitter.tokenize(texts)
+        found = ids.flat_values
+        if self._strange is not None:
+            unknown = tf.equal(found, UNKNOWN_ID)
+
+            def looked_up():
+                pieces = self._splitter_into_pieces.tokenize(texts).flat_values
+                return tf.where(unknown, self._strange.ids(pieces, UNKNOWN_ID), found)
+
+            found = tf.cond(tf.reduce_any(unknown), looked_up, lambda: found)
+        if self._has_more:
+            found = tf.where(found < self.vocabulary_size, found, UNKNOWN_ID)
+        return ids.with_flat_values(found)
+
     def are_empty(self, texts) -> tf.Tensor:
         """Whether texts, (batch,), have no token of their own."""
         texts = as_texts(texts)
-        ids = self._sentencepiece.tokenize(_words_only(texts) if self._are_words else texts)
-        return tf.equal(ids.row_lengths(), 0)
+        return tf.equal(self._ids(texts).row_lengths(), 0)
 
     @functools.cached_property
     def processor(self) -> sentencepiece.SentencePieceProcessor | None:
         """What gives the ids of `tokenize` without TensorFlow; None if they need more than it."""
-        if self._are_words or self._has_more or self.prefix or self.language is not None:
+        is_plain = self._splitter is self._sentencepiece and self._first_words is None
+        if self._are_words or self._has_more or not is_plain:
+            return None
+        if self.prefix or self.language is not None:
             return None
         return sentencepiece.SentencePieceProcessor(model_proto=self.model)
 
@@ -240,6 +291,31 @@ def _words_only(texts):
     """Replaces everything but letters, marks, digits and apostrophes by spaces."""
     texts = tf.strings.unicode_transcode(texts, "UTF-8", "UTF-8")  # mends what is not UTF-8
     return tf.strings.regex_replace(texts, r"[^\pL\pM\pN']+", " ")
+
+
+def _only_in_vocabulary(model):
+    """The pieces that only the vocabulary has and that a text could be cut into.
+
+    Returns:
+        {piece: id} of those of characters that are no pieces, and the ids of those that BPE would
+        make of two pieces, and then take apart in another way than before.
+    """
+    kinds = sentencepiece_format.PieceType
+    found = {
+        piece.piece: index
+        for index, piece in enumerate(model.pieces)
+        if piece.type == kinds.UNUSED and piece.score == ONLY_IN_VOCABULARY
+    }
+    names = {piece.piece for piece in model.pieces}
+    known = names - found.keys()
+    strange, merged = {}, []
+    for name, index in found.items():
+        if known.isdisjoint(name) and not model.trainer_spec.byte_fallback:
+            strange[name] = index
+        elif model.trainer_spec.model_type == sentencepiece_format.ModelType.BPE:
+            cuts = range(1, len(name))
+            merged += [index] * any(name[:cut] in names and name[cut:] in names for cut in cuts)
+    return strange, merged
 
 
 def _pieces_of(model: bytes) -> list[str]:

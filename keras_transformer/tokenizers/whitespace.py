@@ -2,16 +2,15 @@
 
 import json
 
-import numpy as np
 import tensorflow as tf
 
 from keras_transformer.files import atomic_path, read_json
 from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.known_words import KnownWords
 from keras_transformer.tokenizers.sentencepiece import as_texts
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
 
 _FIRST_ID = END_ID + 1
-_BUCKETS = 2**63 - 1  # of the hash of a token
 
 
 class WhitespaceTokenizer(tf.Module):
@@ -52,12 +51,7 @@ class WhitespaceTokenizer(tf.Module):
                 f"{', '.join(CONTROL_PIECES)}. Received: {len(self.tokens)}, "
                 f"{self.tokens[:5]!r:.200} first."
             )
-        # A search among sorted hashes: a table of strings would be a resource.
-        hashes = tf.strings.to_hash_bucket_fast(tf.constant(self.tokens), _BUCKETS)
-        self._order = np.argsort(hashes.numpy())
-        self._hashes = hashes.numpy()[self._order]
-        if len(set(self._hashes.tolist())) < len(self.tokens):
-            raise ValueError("Two of the tokens have the same hash. Rename one of them.")
+        self._known = KnownWords({token: _FIRST_ID + i for i, token in enumerate(self.tokens)})
 
     @property
     def vocabulary_size(self) -> int:
@@ -72,12 +66,7 @@ class WhitespaceTokenizer(tf.Module):
     def tokenize(self, texts) -> tf.RaggedTensor:
         """Cuts (batch,) strings into (batch, None) int32 ids, without start or end."""
         words = tf.strings.split(as_texts(texts))
-        flat = words.flat_values
-        places = tf.searchsorted(self._hashes, tf.strings.to_hash_bucket_fast(flat, _BUCKETS))
-        ids = tf.gather(self._order, tf.minimum(places, len(self.tokens) - 1))
-        is_known = tf.gather(tf.constant(self.tokens), ids) == flat
-        ids = tf.where(is_known, tf.cast(ids, tf.int32) + _FIRST_ID, UNKNOWN_ID)
-        return words.with_flat_values(ids)
+        return words.with_flat_values(self._known.ids(words.flat_values, UNKNOWN_ID))
 
     def detokenize(self, ids) -> tf.Tensor:
         """Joins (batch, length) ids, dense or ragged, into (batch,) strings.

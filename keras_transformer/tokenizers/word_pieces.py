@@ -29,7 +29,7 @@ _CONTINUES = "##"  # begins a piece that does not begin a word
 _LONGEST_WORD = 100  # characters; a longer word is unknown
 
 _WHITE_SPACE = r"[\t\n\r\p{Z}]"
-_CONTROL = r"[\p{Cc}\p{Cf}\x{FFFD}]"
+_CONTROL = r"[\p{Cc}\p{Cf}\p{Co}\x{FFFD}]"
 _ACCENT = r"\p{Mn}"  # what canonical decomposition has taken off its letter
 # Every punctuation mark and every Chinese character is a word: other than of
 # punctuation, all of ASCII that is neither letter, digit nor space counts as such.

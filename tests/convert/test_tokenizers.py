@@ -8,9 +8,10 @@ import unicodedata
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from keras_transformer.convert import ConversionError, load_tokenizer_of
-from keras_transformer.convert.sentencepiece import read_model
+from keras_transformer.convert.sentencepiece import read_model, rearranged
 from keras_transformer.convert.tokenizer_json import SPACE
 from keras_transformer.convert.tokenizers import FAIRSEQ_FILE, LLAMA_FILE, T5_FILE
 from keras_transformer.tokenizers.word_pieces import PAD, UNKNOWN, WordPieceTokenizer
@@ -57,6 +58,33 @@ def test_sentencepiece_models_give_the_ids_of_sentencepiece(spm):
         ids = [[3 if i == processor.unk_id() else i + 1 for i in row] for row in ids]
     assert len({i for row in ids for i in row}) > 400
     assert differences(tokenizer, theirs, TEXTS(), ids, TIES[family]) == []
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_pieces_are_looked_up_in_a_vocabulary_as_marian_does(kind, tmp_path):
+    """Unknown characters in a row are one piece, and a language begins a text."""
+    processor = train_spm(tmp_path / "s.spm", PLAIN(), 300, model_type=kind)
+    pieces = [processor.id_to_piece(index) for index in range(3, 290)]
+    more = ["\u6771", "\u4eac", "\u6771\u4eac", "\u2581a\u6771", "\U0001f99c", ">>rus<<", ">>a<<"]
+    more += [f"{a}{b}" for a, b in itertools.product(pieces[:20], pieces[:9])]
+    names = [*dict.fromkeys(["<pad>", "<unk>", "<s>", "</s>", *pieces, *more])]
+    ids = {name: index for index, name in enumerate(names)}
+    tokenizer = rearranged(read_model(tmp_path / "s.spm"), names, True)
+    odd = ["a \u6771 b", "a\u6771\u4eac", "\u6771\U0001f99c", ">>rus<<a", " >>rus<< a"]
+    odd += ["a >>rus<<", ">>x<<", ">><<", "<<>>", "", ">>a\nb<< >>a<<"]
+    texts = [*odd, *(prefix + text for text in TEXTS()[:300] for prefix in ("", ">>a<<"))]
+    expected = []
+    for text in texts:
+        end = text.find("<<") + 2 if text.startswith(">>") else 1
+        first = [text[:end]] if end > 1 else []
+        cut = processor.encode(text[end:] if first else text, out_type=str)
+        expected.append([ids.get(piece, 1) for piece in [*first, *cut]])
+    assert tokenizer.tokenize(texts).to_list() == expected
+    assert tf.function(tokenizer.tokenize)(tf.constant(texts)).to_list() == expected
+    assert tokenizer.processor is None
+    assert {ids["\u6771"], ids["\u6771\u4eac"], ids[">>rus<<"], 1} <= {
+        i for row in expected for i in row
+    }
 
 
 def test_control_tokens_come_first_and_languages_and_sentinels_keep_their_names(spm):
