@@ -2,8 +2,8 @@
 
 The `sentencepiece` package trains the vocabulary, and tensorflow-text applies it, both in the
 tf.data pipeline and in the served graph, so both see the same pieces. Byte fallback spells
-characters outside the vocabulary as bytes: no input is ever unknown, and every character survives
-the round trip.
+characters outside the vocabulary as bytes: no input is ever unknown. What pieces restore is the
+text as the model normalises it, which `train_sentencepiece` lets you choose.
 """
 
 import functools
@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_transformer.arguments import read_texts
 from keras_transformer.files import atomic_path
 from keras_transformer.tokenizers import sentencepiece_format
-from keras_transformer.tokenizers.control_ids import END_ID, UNKNOWN_ID
+from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer, with_pieces
 from keras_transformer.tokenizers.known_words import KnownWords
 from keras_transformer.tokenizers.sentencepiece_training import (
@@ -81,6 +81,7 @@ class SentencePieceTokenizer(tf.Module):
             and trained.max_sentence_length == LONGEST_SENTENCE
             and fields.normalizer_spec.name == TRAINER_OPTIONS["words"]["normalization_rule_name"]
         )
+        self._keeps_spaces = _keeps_spaces(fields.normalizer_spec)
         self.model = model
         self.language = language
         self.prefix = prefix
@@ -218,9 +219,24 @@ class SentencePieceTokenizer(tf.Module):
         """
         ids = tf.cast(ids, tf.int32)
         is_text = (ids > END_ID) & (ids < self.vocabulary_size)
-        return self._sentencepiece.detokenize(
-            tf.ragged.boolean_mask(ids, is_text | (ids == UNKNOWN_ID))
-        )
+        ids = tf.ragged.boolean_mask(ids, is_text | (ids == UNKNOWN_ID))
+        texts = self._sentencepiece.detokenize(ids)
+        if not self._keeps_spaces:
+            return texts
+        return tf.strings.join([self._dropped_spaces(ids), texts])
+
+    def _dropped_spaces(self, ids):
+        """The spaces, (batch,), that tensorflow-text drops before a text and sentencepiece keeps.
+
+        SentencePiece leaves out the first, which `tokenize` adds; tensorflow-text also that of each
+        piece up to the first with any text.
+        """
+        begins = tf.constant([piece.startswith("▁") for piece in self._pieces])
+        is_space = tf.constant([piece == "▁" for piece in self._pieces])
+        ids = ids.to_tensor(PAD_ID)  # (batch, length)
+        all_spaces = tf.math.cumprod(tf.cast(tf.gather(is_space, ids), tf.int32), axis=1) > 0
+        is_dropped = all_spaces[:, :-1] & tf.gather(begins, ids)[:, 1:]
+        return tf.strings.reduce_join(tf.where(is_dropped, " ", ""), axis=1)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """The pieces of some ids as text, to label an axis; a leading "▁" is a space."""
@@ -238,13 +254,20 @@ class SentencePieceTokenizer(tf.Module):
 
 
 def train_sentencepiece(
-    sentences: Iterable[str], vocabulary_size: int, tokens: str = "pieces"
+    sentences: Iterable[str],
+    vocabulary_size: int,
+    tokens: str = "pieces",
+    normalization: str = "nmt_nfkc",
 ) -> SentencePieceTokenizer:
     """Learns a vocabulary from text; the same text gives the same vocabulary.
 
-    With pieces, byte pairs, nothing is unknown and nothing except spaces is lost. Words are
-    separated by spaces and punctuation, in lower case, and only the most frequent ones are kept:
-    use them to classify, not to generate.
+    With pieces, byte pairs, nothing is unknown, and joined pieces give the normalised text. By
+    default SentencePiece normalises to Unicode's NFKC ("x²" becomes "x2", "™" "TM", "…" "...", and
+    "½" three characters), leaves out control characters, and replaces tabs, line breaks, U+FFFD and
+    invisible characters such as U+200C by spaces. Of spaces in a row one is kept, of those at the
+    ends none.
+    Words are separated by spaces and punctuation, in lower case, and only the most frequent ones
+    are kept: use them to classify, not to generate.
 
     Source: Sennrich et al. 2016, section 3.2 (https://arxiv.org/abs/1508.07909),
     in the SentencePiece form of Kudo and Richardson 2018.
@@ -255,13 +278,17 @@ def train_sentencepiece(
         vocabulary_size: number of ids, of which 260 are control ids and bytes; for words the
             maximum, including 4 control ids.
         tokens: "pieces" or "words".
+        normalization: "nmt_nfkc", as above, or "identity", with which pieces restore every
+            character, spaces too, except that "▁" (U+2581), which stands for a space, becomes one.
+            Words have a normalisation of their own.
 
     Returns:
         A `SentencePieceTokenizer`, of pieces with exactly `vocabulary_size` ids.
 
     Raises:
         ValueError: if there is no text, the text has too many distinct characters for the
-            vocabulary or too few distinct pieces, or `tokens` is something else.
+            vocabulary or too few distinct pieces, or `tokens` or `normalization` is something
+            else.
 
     Examples:
         >>> train_sentencepiece(["to be or not to be"], vocabulary_size=273).vocabulary_size
@@ -270,7 +297,7 @@ def train_sentencepiece(
     sentences = texts_to_learn(sentences)
     if tokens == "words":
         sentences = [text.decode() for text in _words_only(list(sentences)).numpy()]
-    return SentencePieceTokenizer(learned_model(sentences, vocabulary_size, tokens))
+    return SentencePieceTokenizer(learned_model(sentences, vocabulary_size, tokens, normalization))
 
 
 def as_texts(texts) -> tf.Tensor:
@@ -285,6 +312,12 @@ def as_texts(texts) -> tf.Tensor:
             f"Received: strings of shape {tuple(texts.shape)}."
         )
     return texts
+
+
+def _keeps_spaces(spec):
+    """Whether texts with more spaces than the one before each word keep them."""
+    removes = spec.remove_extra_whitespaces or not spec.HasField("remove_extra_whitespaces")
+    return not removes and (spec.add_dummy_prefix or not spec.HasField("add_dummy_prefix"))
 
 
 def _words_only(texts):

@@ -29,11 +29,23 @@ TRAINER_OPTIONS = {
     },
 }
 
+# SentencePiece's default, and one that keeps every character.
+NORMALIZATIONS = {
+    "nmt_nfkc": {},
+    "identity": {"normalization_rule_name": "identity", "remove_extra_whitespaces": False},
+}
 
-def learned_model(sentences, vocabulary_size, tokens="pieces") -> bytes:
+
+def learned_model(sentences, vocabulary_size, tokens="pieces", normalization="nmt_nfkc") -> bytes:
     """The serialised model for `SentencePieceTokenizer`; arguments of `train_sentencepiece`."""
     if tokens not in TRAINER_OPTIONS:
         raise ValueError(f"tokens must be pieces or words. Received: tokens={tokens!r}.")
+    allowed = [*NORMALIZATIONS] if tokens == "pieces" else ["nmt_nfkc"]
+    if normalization not in allowed:
+        raise ValueError(
+            f"normalization of {tokens} must be {' or '.join(allowed)}. "
+            f"Received: normalization={normalization!r}."
+        )
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -43,6 +55,7 @@ def learned_model(sentences, vocabulary_size, tokens="pieces") -> bytes:
             character_coverage=_CHARACTER_COVERAGE,
             max_sentence_length=LONGEST_SENTENCE,
             **TRAINER_OPTIONS[tokens],
+            **NORMALIZATIONS[normalization],
             pad_id=PAD_ID,
             unk_id=UNKNOWN_ID,
             bos_id=START_ID,

@@ -244,6 +244,9 @@ def test_the_length_of_a_continuation_counts_what_was_drawn_with_its_end(model):
 SENTENCES = ["the cat sat on the mat", "a dög ran €5 to 東京", "Ten cats, two dogs!"] * 3
 TOKENIZERS = {
     "pieces": lambda: train_sentencepiece(SENTENCES, 310),
+    "pieces of every character": lambda: train_sentencepiece(
+        SENTENCES, 310, normalization="identity"
+    ),
     "words": lambda: train_sentencepiece(SENTENCES, 17, "words"),
     "byte pairs": lambda: train_byte_pairs(SENTENCES, 290),
     "word pieces": lambda: train_word_pieces(SENTENCES, 60),

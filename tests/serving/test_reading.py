@@ -50,6 +50,7 @@ def unigram():
 
 TOKENIZERS = {
     "pieces": lambda: train_sentencepiece(LEARNED, 330),
+    "pieces of every character": lambda: train_sentencepiece(LEARNED, 330, "pieces", "identity"),
     "unigram": unigram,
     "byte pairs": lambda: train_byte_pairs(LEARNED, 300),
     "word pieces": lambda: train_word_pieces(LEARNED, 70),

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import itertools
 import os
 import random
 import re
@@ -68,6 +69,15 @@ def check_models_of_others(count):
         expected = theirs.encode(texts_read)
         assert ours.tokenize(texts_read).to_list() == expected, options
         assert ours.processor.encode(texts_read) == expected
+        space = [
+            i for i, piece in enumerate(ours.pieces(range(ours.vocabulary_size))) if piece == "▁"
+        ]
+        rows = [*expected, *(space[:1] * draw.randrange(4) + row for row in expected)]
+        rows += [[draw.randrange(4, ours.vocabulary_size) for _ in range(5)] for _ in range(9)]
+        joined = [text.decode() for text in ours.detokenize(ours_ragged(rows)).numpy()]
+        is_text = [[not theirs.is_control(i) for i in row] for row in rows]
+        rows = [list(itertools.compress(*pair)) for pair in zip(rows, is_text, strict=True)]
+        assert joined == theirs.decode(rows), options
 
 
 def test_models_of_others_have_the_ids_of_sentencepiece():
@@ -120,12 +130,78 @@ def test_ids_are_ragged_int32_without_start_and_end(tokenizer):
     assert int(tf.reduce_min(ids.flat_values)) > END_ID, "no control id in a tokenised text"
 
 
+NORMALISED = {
+    "½ x² ™ … ﬁ": "1\u20442 x2 TM ... fi",
+    "a\u200cb\ufffdc": "a b c",
+    "ding\x07\tdong\r\n": "ding dong",
+    "\u3000two  spaces ": "two spaces",
+    "cat 🐈‍⬛ hat": "cat 🐈‍⬛ hat",
+    "日本語, Ωmega, naïve façade, 17 + 4 = 21": "日本語, Ωmega, naïve façade, 17 + 4 = 21",
+    "<s> <unk> <pad> <0x41>": "<s> <unk> <pad> <0x41>",
+    "": "",
+}
+
+
+def check_round_trips(normalization, texts, expected, folder):
+    """Joined pieces of texts: eager, in a pipeline, served, without TensorFlow; after saving."""
+    train_sentencepiece(SENTENCES, 307, normalization=normalization).save(folder / "model")
+    tokenizer = SentencePieceTokenizer.load(folder / "model")
+    module = tf.Module()
+    module.tokenizer = tokenizer
+    module.there_and_back = tf.function(
+        lambda texts: tokenizer.detokenize(tokenizer.tokenize(texts)),
+        input_signature=[tf.TensorSpec([None], tf.string)],
+    )
+    tf.saved_model.save(module, str(folder / "served"))
+    served = tf.saved_model.load(str(folder / "served")).there_and_back
+    batches = tf.data.Dataset.from_tensors(texts).map(tokenizer.tokenize)
+    processor = tokenizer.processor
+    for joined in (
+        tokenizer.detokenize(tokenizer.tokenize(texts)).numpy(),
+        tokenizer.detokenize(next(iter(batches))).numpy(),
+        served(tf.constant(texts)).numpy(),
+        [text.encode() for text in processor.decode(processor.encode(texts))],
+    ):
+        assert [text.decode() for text in joined] == expected
+
+
+def test_joined_pieces_give_the_normalised_text(tmp_path):
+    check_round_trips("nmt_nfkc", [*NORMALISED], [*NORMALISED.values()], tmp_path)
+
+
+def test_with_identity_only_the_sign_of_a_space_is_changed(tmp_path):
+    texts = [*NORMALISED, "  a▁b"]
+    check_round_trips("identity", texts, [*NORMALISED, "  a b"], tmp_path)
+
+
+@pytest.mark.soak
+def test_drawn_texts_are_restored_as_the_normalisation_says(tmp_path):
+    draw = random.Random(3)
+    parts = [*SENTENCES, *STRANGE, *NORMALISED, "\0", "</s>", "\ufeff", "e\u0301"]
+    ranges = [(0, 0x80), (0x80, 0x3000), (0x3000, 0xD800), (0xE000, 0x20000), (0xE0000, 0x110000)]
+    texts = [
+        "".join(
+            draw.choice(parts) if draw.random() < 0.3 else chr(draw.randrange(*draw.choice(ranges)))
+            for _ in range(draw.randint(0, 12))
+        )
+        for _ in range(2000)
+    ]
+    normalizer = sentencepiece.SentencePieceNormalizer(
+        rule_name="nmt_nfkc", add_dummy_prefix=False, escape_whitespaces=False,
+        remove_extra_whitespaces=True,
+    )  # fmt: skip
+    check_round_trips("nmt_nfkc", texts, normalizer.normalize(texts), tmp_path)
+    check_round_trips("identity", texts, [text.replace("▁", " ") for text in texts], tmp_path)
+
+
 @pytest.mark.parametrize(
-    "text", ["cat 🐈‍⬛ hat", "日本語", "Ωmega", "naïve façade", "17 + 4 = 21", ""]
+    ("tokens", "normalization", "allowed"),
+    [("pieces", "nfkd", "nmt_nfkc or identity"), ("words", "identity", "nmt_nfkc")],
 )
-def test_every_character_survives_there_and_back(tokenizer, text):
-    [back] = tokenizer.detokenize(tokenizer.tokenize([text])).numpy()
-    assert back.decode() == text, "byte fallback spells what the vocabulary lacks"
+def test_a_normalisation_that_is_not_there_is_refused(tokens, normalization, allowed):
+    expected = f"normalization of {tokens} must be {allowed}. Received: .*={normalization!r}"
+    with pytest.raises(ValueError, match=expected):
+        train_sentencepiece(SENTENCES, 307, tokens, normalization)
 
 
 def test_nothing_is_ever_unknown(tokenizer):
