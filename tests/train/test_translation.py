@@ -107,18 +107,22 @@ def test_translate_keeps_order_and_number_of_lines(trained, monkeypatch, capfdbi
 
 
 def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch):
-    lines = b"abc\n\n" + b"fed " * 999
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), write_through=True))
     flags = ["--num-beams=3", "--format=json", "--num-best=2", "--run", str(trained)]
-    translation.main(["translate", *flags])
-    answers = list(map(json.loads, sys.stdout.buffer.getvalue().decode().splitlines()))
-    assert [answer["truncated"] for answer in answers] == [False, False, True]
+
+    def answers(lines):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), write_through=True))
+        translation.main(["translate", *flags])
+        return list(map(json.loads, sys.stdout.buffer.getvalue().decode().splitlines()))
+
+    first, empty, long = answers(b"abc\n\n" + b"fed " * 999)
+    assert [answer["truncated"] for answer in (first, empty, long)] == [False, False, True]
     [expected] = Translator.load(trained, num_beams=3).n_best(["abc"])
-    for answer, best in zip(answers[0]["translations"], expected[:2], strict=True):
+    for answer, best in zip(first["translations"], expected[:2], strict=True):
         assert answer.pop("score") == pytest.approx(best.score, rel=1e-5)
         assert answer == {"text": best.text, "num_tokens": best.num_tokens}
-    assert answers[1]["translations"][0]["text"] == ""
+    assert empty["translations"] == [{"text": "", "score": 0, "num_tokens": 0}]
+    assert answers(b"\n") == [empty]
 
 
 @pytest.mark.parametrize(

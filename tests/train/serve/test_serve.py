@@ -329,6 +329,24 @@ def test_the_page_shows_the_best_translations_with_their_scores(client):
     assert best["score"] == sorted(best["score"], reverse=True)
 
 
+def test_an_empty_text_has_one_hypothesis_that_scores_nothing(client):
+    texts = ["", SENTENCES[0], " \t"]
+    for rows in ([""], texts):
+        instances = [n_best_request(text)["instances"][0] for text in rows]
+        status, answer = client.predict("tiny", n_best_request("") | {"instances": instances})
+        assert status == 200
+        for text, row in zip(rows, answer["predictions"], strict=True):
+            if text.strip():
+                assert row["length"][0] > 0 > row["score"][0]
+            else:
+                assert row["translation"] == ["", "", ""] and row["length"] == [0, 0, 0]
+                assert row["score"][0] == 0 and max(row["score"][1:]) < -1e8
+        status, answer = client.predict("tiny", {"instances": rows})
+        for text, row in zip(rows, answer["predictions"], strict=True):
+            if not text.strip():
+                assert (row["translation"], row["score"], row["length"]) == ("", 0, 0)
+
+
 needs_browser = pytest.mark.skipif(BROWSER is None, reason="needs Chromium or Chrome")
 
 
