@@ -6,6 +6,7 @@ All others of a page run in their order, in one process, in a folder with tiny r
 names that the pages use. So do the commands, with a few steps, each on the first page that has it.
 """
 
+import functools
 import gzip
 import importlib
 import inspect
@@ -19,11 +20,15 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 
 import keras
+import numpy as np
 import pyarrow
 import pytest
+import tensorflow as tf
 from pyarrow import parquet
+from scipy import special
 
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
@@ -127,11 +132,6 @@ OF_CONFIG = {
 }
 
 
-def fast(page):
-    """Marks as slow whatever needs a trained run, which is all but the layers."""
-    return pytest.param(page, marks=[] if page.stem == "layers" else pytest.mark.slow)
-
-
 def export_unchecked(page, monkeypatch):
     """Checks only what the page about serving exports; tests/train/ has all commands check it."""
     if page.stem != "serving":
@@ -139,14 +139,106 @@ def export_unchecked(page, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:The output is not checked")  # without PEFT
-@pytest.mark.parametrize("page", list(map(fast, pages_with("python"))), ids=lambda page: page.stem)
-def test_the_python_of_a_page_runs(page, request, monkeypatch):
+@pytest.mark.slow
+@pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs_and_its_models_learn(page, workplace, monkeypatch):
     export_unchecked(page, monkeypatch)
-    monkeypatch.chdir(request.getfixturevalue("texts" if page.stem == "layers" else "workplace"))
-    names = {}
+    monkeypatch.chdir(workplace)
+    fits = recorded_fits(monkeypatch)
+    names, compiled = {}, {}
     for title, content in blocks(page, "python"):
         if not title.startswith(("not run", "oracle")):
             exec(compile(content, page.name, "exec"), names)
+            for name in re.findall(r"^ *(\w+)\.compile\(", content, re.MULTILINE):
+                if names[name].compiled:  # not one that the block makes later, by this name
+                    compiled[id(names[name])] = names[name]
+    trained = {key: (model, example_of(model)) for key, model in compiled.items()} | fits
+    bounds, answers = LEARNT.get(page.stem, ((), {}))
+    for (model, batches), bound in zip(trained.values(), bounds, strict=True):
+        learn(model, batches, bound)
+    for code, expected in answers.items():
+        assert eval(code, names) == expected
+
+
+def test_the_python_about_layers_runs(tmp_path, monkeypatch):
+    """It needs no trained run, so that it is checked often."""
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for _, content in blocks(ROOT / "docs" / "guides" / "layers.md", "python"):
+        exec(compile(content, "layers.md", "exec"), names)
+
+
+# The mean of -log(probability of a label) that the models of a page reach by its own `fit`, those
+# with a name first; it is counted here, not by the loss of the model. Then what expressions of the
+# page give.
+LEARNT = {
+    "README": ([0.1], {}),
+    "layers": ([0.1, 7.0], {}),
+    "classify": (
+        [0.01],
+        {"kt.serving.Classifier(model, tokenizer, text.names)(texts)": ["pos", "neg"] * 2},
+    ),
+    "bert": (
+        [0.1],
+        {"[answer.text for answer in answerer(text.questions, text.contexts)]": ["Bo", "in Ulm"]},
+    ),
+    "extend": ([0.3], {}),
+    "gpus": ([7.0, 0.1], {}),
+    "lora": ([3.7, 6.2], {}),
+    "your-text": ([1.0, 5.5], {}),
+}
+
+
+def recorded_fits(monkeypatch):
+    """The models that are fitted, with what they are: {id: (model, dataset)}."""
+    fits = {}
+
+    def recorded(model, *args, original, **named):
+        is_dataset = isinstance(args[0], tf.data.Dataset)
+        batches = args[0] if is_dataset else tf.data.Dataset.from_tensors(args).repeat()
+        fits.setdefault(id(model), (model, batches))
+        return original(model, *args, **named)
+
+    for cls in (kt.Model, keras.Model):
+        monkeypatch.setattr(cls, "fit", functools.partialmethod(recorded, original=cls.fit))
+    return fits
+
+
+def example_of(model):
+    """Batches for a model that its page only compiles."""
+    draw = np.random.default_rng(3)
+    ids = draw.integers(5, 9, (16, 7))
+    pair = {"source_ids": ids, "target_ids": np.roll(ids, 1, 1)}, ids
+    is_pair = isinstance(model, kt.models.TranslationModel)
+    return tf.data.Dataset.from_tensors(
+        pair if is_pair else (ids, (ids == 7).any(1, keepdims=True))
+    ).repeat()
+
+
+def learn(model, batches, bound):
+    first, began = nats(model, batches), time.process_time()
+    while (found := nats(model, batches)) > bound:
+        seconds = time.process_time() - began
+        assert seconds < 20, f"{found:.3f} nats, {first:.3f} before"  # ten seconds of two cores
+        model.fit(batches, steps_per_epoch=15, verbose=0)
+
+
+def nats(model, batches):
+    """The mean of -log(probability) of the labels in a batch, from probabilities or logits."""
+    inputs, labels = (keras.tree.map_structure(np.array, part) for part in next(iter(batches))[:2])
+    outputs = np.array(model(inputs), "float64")
+    if outputs.shape[-1] == 1:
+        outputs, labels = np.concatenate([1 - outputs, outputs], -1), labels[..., 0]
+    elif labels.shape == outputs.shape:
+        labels = labels.argmax(-1)
+    labels = labels.astype(int)
+    if not np.allclose(outputs.sum(-1), 1, atol=1e-3):
+        outputs = special.softmax(outputs, -1)
+    found = np.take_along_axis(outputs, np.maximum(labels, 0)[..., None], -1)[..., 0]
+    is_label = labels != getattr(model.loss, "pad_id", None)
+    if getattr(inputs, "shape", None) == labels.shape:
+        is_label &= inputs != 0  # which Keras's mask leaves out
+    return -np.log(found[is_label]).mean()
 
 
 def built_of_layers(page):

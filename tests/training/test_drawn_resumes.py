@@ -25,10 +25,12 @@ def check(result):
     if theirs is None:
         return
     assert "error" not in theirs, (case, theirs)
-    tolerance = 2e-2 if "mixed" in case["policy"] else 1e-5
-    for name in ("weights", "optimizer"):
-        assert_close(ours["resumed"][name], theirs["resumed"][name], tolerance, case)
     assert ours["said"] == theirs["said"], case
+    for name in ("weights", "optimizer"):
+        assert len(ours["resumed"][name]) == len(theirs["resumed"][name]), case
+        if case["policy"] != "mixed_float16":  # in which Keras skips other steps for an overflow
+            tolerance = 2e-2 if case["policy"] == "mixed_bfloat16" else 1e-5
+            assert_close(ours["resumed"][name], theirs["resumed"][name], tolerance, case)
 
 
 @pytest.mark.slow
