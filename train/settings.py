@@ -80,7 +80,7 @@ class Settings(pydantic.BaseModel):
         values = dict(self)
         for sentence, ways in type(self).ways_taken(values).items():
             if sum(map(bool, ways)) > 1:
-                received = [_as_flag(name, values[name]) for way in ways for name in way]
+                received = [", ".join(_as_flag(n, values[n]) for n in way) for way in ways if way]
                 raise ValueError(f"{sentence}. Received: {' and '.join(received)}.")
 
     def check_given(self, entry):

@@ -173,7 +173,7 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
         (["--tsv", "TEXTS", "--hold-out=150"], "hold_out=150 of 150 examples"),
         (
             ["--tsv", "TEXTS", "--hold-out=3", "--valid-tsv", "TEXTS"],
-            "one kind of validation texts",
+            "one validation text",
         ),
         (
             ["--tsv", "TEXTS", "--pooling=last"],

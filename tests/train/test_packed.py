@@ -85,7 +85,7 @@ def test_documents_end_after_empty_lines_and_lose_nothing():
         (language_model, ["--shapes=4"], "--packed makes batches of one shape.* --shapes 4"),
         (
             language_model, ["--model=transformer_xl", "--size=small"],
-            "--packed needs another --model.* Received: --model transformer_xl",
+            "--packed needs another --model.* Received: --packed and --model transformer_xl",
         ),
     ],
 )  # fmt: skip

@@ -356,10 +356,14 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         FAMILIES[path.name](path)
     pair, run = pair_flags(files), ["--run", str(tmp_path / "run")]
     for given, message in (
-        (["--size=big"], "has its own dimensions and vocabulary. Received: --size big."),
-        (["--num-layers=3"], "Received: --num-layers 3."),
-        (["--vocabulary-size=300"], "Received: --vocabulary-size 300."),
-        (["--no-normalize-first"], "Received: --normalize-first False."),
+        (
+            ["--size=big"],
+            f"has its own dimensions and vocabulary. Received: --pretrained {marian} and --size "
+            "big.",
+        ),
+        (["--num-layers=3"], "and --num-layers 3."),
+        (["--vocabulary-size=300"], "and --vocabulary-size 300."),
+        (["--no-normalize-first"], "and --no-normalize-first."),
         (["--packed"], "--packed needs a --pretrained that was trained with --packed."),
         (["--target-language=de"], "Only multilingual models"),
     ):
@@ -372,7 +376,7 @@ def test_flags_that_contradict_are_refused_in_one_line(files, tmp_path, capsys):
         (["--model=transformer"], "--model must be gpt2, as of --pretrained."),
         (["--tokens=bytes"], "--tokens must be pieces, as of --pretrained."),
         (["--context=33"], "--context must be at most 32"),
-        (["--num-heads=2"], "Received: --num-heads 2."),
+        (["--num-heads=2"], "and --num-heads 2."),
         (["--packed"], "--packed needs"),
     ):
         flags = [*text, "--pretrained", str(gpt2), *given]
