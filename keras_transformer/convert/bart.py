@@ -34,6 +34,7 @@ from keras_transformer.convert.tokenizers import (
     MERGES,
     SETTINGS,
     VOCABULARY,
+    files_of,
     load_tokenizer_of,
 )
 from keras_transformer.layers.positions import PositionEmbedding
@@ -125,7 +126,7 @@ def _byte_pairs(folder):
     tokenizer, their_id_of = load_tokenizer_of(folder.path)
     if not isinstance(tokenizer, BytePairTokenizer) or tokenizer.first_id:
         raise ConversionError(
-            f"{folder.path} must hold byte pairs with <s>, <pad>, </s> and <unk>. "
+            f"{files_of(folder)} must hold byte pairs with <s>, <pad>, </s> and <unk>. "
             f"Received: a {type(tokenizer).__name__} without them."
         )
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))

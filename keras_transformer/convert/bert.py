@@ -32,7 +32,7 @@ from keras_transformer.convert.tables import (
     layer_at,
     rows_of,
 )
-from keras_transformer.convert.tokenizers import load_tokenizer_of
+from keras_transformer.convert.tokenizers import files_of, load_tokenizer_of
 from keras_transformer.models.bert_models import (
     BertClassifierModel,
     BertModel,
@@ -371,10 +371,10 @@ def _tokenizer(folder, family, size):
     [pad_id] = family.allowed["pad_token_id"]
     if not isinstance(tokenizer, family.tokenizer) or their_id_of[PAD_ID] != pad_id:
         raise ConversionError(
-            f"{folder.path} must hold a {family.tokenizer.__name__} that pads with id {pad_id}. "
-            f"Received: a {type(tokenizer).__name__} with id {their_id_of[PAD_ID]}."
+            f"{files_of(folder)} must hold a {family.tokenizer.__name__} that pads with id "
+            f"{pad_id}. Received: a {type(tokenizer).__name__} with id {their_id_of[PAD_ID]}."
         )
-    num_unused = num_padding_rows(folder.path, len(their_id_of), size)
+    num_unused = num_padding_rows(files_of(folder), len(their_id_of), size)
     return tokenizer, VocabularyPermutation([*their_id_of, *range(size - num_unused, size)])
 
 

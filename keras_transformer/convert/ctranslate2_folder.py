@@ -19,6 +19,7 @@ from keras_transformer.convert.folder import (
     Converted,
     Folder,
     Settings,
+    check_words,
 )
 from keras_transformer.convert.generation import run_sampling, run_settings
 from keras_transformer.convert.llama import tokenizer_of
@@ -26,6 +27,7 @@ from keras_transformer.convert.sentencepiece import LANGUAGE as MARIAN_LANGUAGE
 from keras_transformer.convert.sentencepiece import read_model, rearranged, with_languages
 from keras_transformer.convert.t5 import scaled
 from keras_transformer.convert.tables import (
+    ArrayError,
     ConversionError,
     VocabularyPermutation,
     assign,
@@ -34,7 +36,7 @@ from keras_transformer.convert.tables import (
     first_of,
     our_order,
 )
-from keras_transformer.convert.tokenizers import TOKENIZER_JSON
+from keras_transformer.convert.tokenizers import TOKENIZER_JSON, name_in_errors
 from keras_transformer.decoding import TokenRules
 from keras_transformer.files import in_one_line, read_json
 from keras_transformer.layers.feed_forward import gelu_tanh
@@ -123,7 +125,8 @@ def read(path):
     try:
         return reader(folder, file, num_heads).converted()
     except ConversionError as error:
-        message = str(error) if str(path) in str(error) else f"{path}: {error}"
+        place = file.path if isinstance(error, ArrayError) else path
+        message = str(error) if str(path) in str(error) else f"{place}: {error}"
         raise ConversionError(message) from None
     except ValueError as error:  # of our layers
         raise ConversionError(f"{path} cannot be one of our models: {in_one_line(error)}") from None
@@ -146,7 +149,7 @@ class _Reader:
     sides = ("decoder",)
 
     def __init__(self, folder, file, num_heads):
-        self.folder, self.file = folder, file
+        self.folder, self.file, self.vocabulary_files = folder, file, {}
         self.num_heads = num_heads
         self.weights = file.weights.renamed(_newer_name)
         values = {_newer_name(name): value for name, value in file.scalars.items()}
@@ -197,6 +200,7 @@ class _Reader:
             raise ConversionError(f"{path} must hold a vocabulary. Received: {error}") from None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise ConversionError(f"{path} must hold a list of tokens. Received: {words!r:.80}.")
+        self.vocabulary_files[side] = path
         table, unknown = self.table(side), self.config.text("unk_token")
         size = self.weights.rows(first_of((table,), self.weights, "CTranslate2"))
         if unknown not in words and len(words) != size:
@@ -459,7 +463,12 @@ class _Translation(_Reader):
                     f"pieces such as {piece!r}: {side}.model, {side}.spm, or one *.model for both "
                     "sides. Received: none, and pieces of other tokenizers are not supported."
                 )
-        return orders, [WhitespaceTokenizer(_without_control(side)) for side in names], False
+        found = []
+        for side, tokens, lines in zip(self.sides, names, words, strict=True):
+            check_words(self.vocabulary_files[side], lines)
+            with name_in_errors(self.vocabulary_files[side]):
+                found.append(WhitespaceTokenizer(_without_control(tokens)))
+        return orders, found, False
 
     def _ends_sources(self, tokenizer):
         """Whether sources end with the end token.
@@ -483,8 +492,8 @@ class _Translation(_Reader):
         needed = places if side == "decoder" else ("unk",)
         if missing := [tokens[name] for name in needed if places[name] is None]:
             raise ConversionError(
-                f"{self.folder.path} must have {missing[0]!r:.80} in the vocabulary of the "
-                f"{side}. Received: {len(words)} other tokens."
+                f"{self.vocabulary_files[side]} must have {missing[0]!r:.80}, which {CONFIG} "
+                f"names. Received: {len(words)} other tokens."
             )
         unknown, end, start = (
             places["unk"] if place is None else place for place in places.values()
@@ -518,7 +527,8 @@ class _Translation(_Reader):
         lacking = [word for word in words[4:] if word not in known]
         _check_tokenizer(path, len(words) - 4 - len(lacking), pieces, words[4:])
         has_languages = any(map(MARIAN_LANGUAGE.fullmatch, words))
-        tokenizer = with_languages(rearranged(model, words, has_languages), LANGUAGE)
+        with name_in_errors(path):
+            tokenizer = with_languages(rearranged(model, words, has_languages), LANGUAGE)
         entered = re.compile(f"{LANGUAGE.pattern}|{MARIAN_LANGUAGE.pattern}|.")
         if lacking := [word for word in lacking if not entered.fullmatch(word)]:
             logging.getLogger(__name__).warning(

@@ -262,6 +262,8 @@ class ModelFolder(Folder):
 
     Attributes:
         settings: the `Settings` of config.json.
+        weights_file: path of the file with the arrays, or of the index of several, once `arrays`
+            has found it; before, that of the folder.
 
     Raises:
         ConversionError: if there is no such folder, or it has no readable config.json.
@@ -282,6 +284,7 @@ config.json. Nothing is downloaded: give the path of a released model.
                 "path of a released model."
             )
         self.settings = Settings(self.json("config.json"), self.path / "config.json")
+        self.weights_file = self.path
 
     def head(self, heads):
         """The value of the head that config.json names in a dictionary, without one the first.
@@ -319,7 +322,9 @@ config.json. Nothing is downloaded: give the path of a released model.
             return self._joined(files, safetensors_of)
         if files := self._files(TORCH_FILE):
             return self._joined(files, _torch_arrays)
-        raise ConversionError(f"{self.path} must hold *.safetensors or {TORCH_FILE}.")
+        raise ConversionError(
+            f"{self.path} must hold {SAFETENSORS}, other *.safetensors, or {TORCH_FILE}."
+        )
 
     def _files(self, single):
         """The names of the files with all weights: one, or those that its index names."""
@@ -336,6 +341,10 @@ config.json. Nothing is downloaded: give the path of a released model.
 
     def _joined(self, files, read):
         weights = Weights({})
+        name = (
+            files[0] if len(files) == 1 else f"{' and '.join(files[:2])}{' …' * (len(files) > 2)}"
+        )
+        self.weights_file = self.path / name
         for file in files:
             if not self.has(file):
                 raise ConversionError(f"{self.path / file} is damaged or missing: no such file.")
@@ -396,6 +405,15 @@ def pieces_in_order(file, vocabulary):
             "ids."
         )
     return sorted(vocabulary, key=vocabulary.get)
+
+
+def check_words(file, words):
+    """Raises ConversionError if a line of a vocabulary has no word, or a "\\r" in it."""
+    for number, word in enumerate(words, 1):
+        if not word.strip(" \t") or "\r" in word:
+            raise ConversionError(
+                f'{file}: line {number} must be a word, without "\\r". Received: {word!r:.80}.'
+            )
 
 
 def num_padding_rows(file, count, rows):

@@ -32,6 +32,7 @@ from keras_transformer.convert.tables import (
 )
 from keras_transformer.convert.tokenizers import (
     TOKENIZER_JSON,
+    files_of,
     load_tokenizer_of,
     name_in_errors,
     start_of,
@@ -94,7 +95,7 @@ def load_gpt2(model, arrays):
         >>> load_gpt2(gpt2(num_layers=1, hidden_dim=4, num_heads=2), {})
         Traceback (most recent call last):
         ...
-        keras_transformer.convert.tables.ConversionError: The weights of GPT-2 must include \
+        keras_transformer.convert.tables.ArrayError: The weights of GPT-2 must include \
 wte.weight. Received: 0 arrays.
     """
     arrays = arrays if isinstance(arrays, Weights) else Weights.of(arrays)
@@ -157,7 +158,7 @@ def byte_pairs_of(folder, tokenizer, theirs, size, ends, kinds="byte pairs"):
     """
     if not isinstance(tokenizer, BytePairTokenizer):
         raise ConversionError(
-            f"{folder.path} must hold {kinds}. Received: a {type(tokenizer).__name__}."
+            f"{files_of(folder)} must hold {kinds}. Received: a {type(tokenizer).__name__}."
         )
     pieces = tokenizer.pieces(range(tokenizer.vocabulary_size))
     vocabulary = {piece: int(i) for piece, i in zip(pieces, theirs, strict=True) if i >= 0}
@@ -165,8 +166,8 @@ def byte_pairs_of(folder, tokenizer, theirs, size, ends, kinds="byte pairs"):
     options = {name: getattr(tokenizer, name) for name in ("words", "added", "whole_words")}
     if ends:
         options["end_of_text"] = names.get(ends[0], f"<|unused{ends[0] - len(names)}|>")
-    with name_in_errors(folder.path):
-        return padded_byte_pairs(folder.path, vocabulary, tokenizer.merges, size, **options)
+    with name_in_errors(files_of(folder)):
+        return padded_byte_pairs(files_of(folder), vocabulary, tokenizer.merges, size, **options)
 
 
 def padded_byte_pairs(file, vocabulary, merges, size, **options):

@@ -39,11 +39,10 @@ from keras_transformer.convert.tables import (
     Weights,
     arrays_of,
     assign,
-    check_dtype,
     layer_at,
     rows_of,
 )
-from keras_transformer.convert.tokenizers import name_in_errors
+from keras_transformer.convert.tokenizers import check_merges, name_in_errors
 from keras_transformer.files import in_one_line
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.layers.positions import PositionEmbedding
@@ -232,8 +231,12 @@ def _word_pieces(folder, size):
 def _byte_pairs(folder, size):
     _check_tokenizer(folder, add_prefix_space=False)
     file, merges = folder.file(VOCABULARY), folder.file(MERGES)
+    with name_in_errors(merges):
+        pairs = merges_of(merges)
+    vocabulary = folder.json(VOCABULARY)
+    check_merges(merges, vocabulary, pairs)
     with name_in_errors(file):
-        return gpt2.padded_byte_pairs(file, folder.json(VOCABULARY), merges_of(merges), size)
+        return gpt2.padded_byte_pairs(file, vocabulary, pairs, size)
 
 
 def _check_tokenizer(folder, **allowed):
@@ -267,7 +270,6 @@ def _arrays(folder):
                         f"them. Received: {place}, {stored} of {entry.nbytes} bytes."
                     )
                 dtype = ml_dtypes.bfloat16 if entry.attrs.get("dtype") == "bfloat16" else None
-                check_dtype(f"{path}: {place}", (np.dtype(dtype) if dtype else entry.dtype).name)
                 # Older versions of Keras have other names for these.
                 place = place.replace("_layer_checkpoint_dependencies", "layers")
                 place = re.sub("/_(query|key|value|output)_dense/", r"/\1_dense/", place)

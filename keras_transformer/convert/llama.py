@@ -29,6 +29,7 @@ from keras_transformer.convert.tokenizers import (
     LLAMA_FILE,
     SETTINGS,
     TOKENIZER_JSON,
+    files_of,
     load_tokenizer_of,
     start_of,
     tokenizer_settings,
@@ -273,7 +274,7 @@ def tokenizer_of(folder, size, ends):
             "%s: the added tokens %s are plain text in prompts.", folder.path, ", ".join(plain)
         )
     if isinstance(tokenizer, SentencePieceTokenizer):
-        num_padding_rows(folder.path, int(max(theirs)) + 1, size)
+        num_padding_rows(files_of(folder), int(max(theirs)) + 1, size)
         end = ends[0] if ends else None
         return after_control_ids(tokenizer, theirs, size, end), start
     kinds = "byte pairs or a SentencePiece model"

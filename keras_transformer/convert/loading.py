@@ -14,7 +14,7 @@ from keras_transformer.convert import (
 )
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.generation import KNOWN
-from keras_transformer.convert.tables import ConversionError
+from keras_transformer.convert.tables import ArrayError, ConversionError
 from keras_transformer.models.bert_models import BertQuestionAnsweringModel
 
 # What reads each `model_type` in config.json, a function from a `ModelFolder` to `Converted`.
@@ -89,8 +89,9 @@ def read(path):
     is_preset = family is None and settings.has("class_name")
     if family not in [*FAMILIES] and not is_preset:
         raise ConversionError(
-            f"{path} must hold a model of type {', '.join(sorted(FAMILIES))}, or a preset of "
-            f"KerasHub. Received: model_type={family!r:.80}."
+            f"{settings.file} must have a model_type of {', '.join(sorted(FAMILIES))}, or be that "
+            f"of a preset of KerasHub, or have model.bin of CTranslate2 beside it. Received: "
+            f"model_type={family!r:.80}."
         )
     settings.ignore(HARMLESS | KNOWN)
     try:
@@ -100,7 +101,11 @@ def read(path):
         return converted
     except ConversionError as error:
         # Those of weights and tokenizers do not know the folder.
-        message = str(error) if str(path) in str(error) else f"{path}: {error}"
+        message = str(error)
+        if isinstance(error, ArrayError):
+            message = f"{folder.weights_file}, read by {settings.file.name}: {error}"
+        elif str(path) not in message:
+            message = f"{path}: {error}"
         raise ConversionError(message) from None
 
 

@@ -9,7 +9,7 @@ from keras_transformer.convert.folder import Converted, ModelFolder, Settings, n
 from keras_transformer.convert.generation import in_language, run_settings, search_settings
 from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, assign
-from keras_transformer.convert.tokenizers import SETTINGS, load_tokenizer_of
+from keras_transformer.convert.tokenizers import SETTINGS, files_of, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
@@ -56,7 +56,7 @@ def with_languages_of(folder, tokenizer, pattern):
     tokenizer = with_languages(tokenizer, pattern)
     if not tokenizer.languages:
         raise ConversionError(
-            f"{folder.path} must hold a tokenizer with languages, such as __en__, eng_Latn or "
+            f"{files_of(folder)} must hold a tokenizer with languages, such as __en__, eng_Latn or "
             "en_XX. Received: none."
         )
     return tokenizer
@@ -82,6 +82,6 @@ def order_of(folder, their_id_of):
             config.refuse(name, f"{index}, as in the tokenizer", config.count(name, least=0))
     their_id_of = np.array(their_id_of)
     their_id_of[START_ID] = start
-    num_padding_rows(folder.path, int(their_id_of.max()) + 1, size)
+    num_padding_rows(files_of(folder), int(their_id_of.max()) + 1, size)
     unused = sorted(set(range(size)) - set(their_id_of.tolist()))
     return VocabularyPermutation([*their_id_of, *unused])

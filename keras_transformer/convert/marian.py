@@ -41,7 +41,7 @@ from keras_transformer.convert.tables import (
     our_order,
     rows_of,
 )
-from keras_transformer.convert.tokenizers import tokenizer_settings
+from keras_transformer.convert.tokenizers import name_in_errors, tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.control_ids import START_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -143,12 +143,12 @@ def read(folder: ModelFolder):
     tokenizer_config.ignore(("source_lang", "target_lang"))
     tokenizer_config.expect(separate_vocabs=not shared)
     tokenizer_config.warn_of_unread()
-    tokenizers = [
-        rearranged(read_model(folder.file(file)), [pieces[i] for i in order.their_id_of], True)
-        for file, pieces, order in zip(
-            ("source.spm", "target.spm"), vocabularies, orders, strict=True
-        )
-    ]
+    tokenizers = []
+    for file, pieces, order in zip(("source.spm", "target.spm"), vocabularies, orders, strict=True):
+        with name_in_errors(folder.path / file):
+            model_of_pieces = read_model(folder.file(file))
+            names = [pieces[index] for index in order.their_id_of]
+            tokenizers.append(rearranged(model_of_pieces, names, True))
     search = search_settings(folder, orders[1], 512)
     run = run_settings(search, dimensions)
     return Converted("translation", model, *tokenizers, settings=search, config=run)

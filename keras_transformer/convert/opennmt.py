@@ -5,16 +5,18 @@ import contextlib
 import pathlib
 
 from keras_transformer.convert.blocks import ACTIVATIONS
-from keras_transformer.convert.folder import Converted, Settings
+from keras_transformer.convert.folder import Converted, Settings, check_words
 from keras_transformer.convert.generation import run_settings
 from keras_transformer.convert.sentencepiece import LANGUAGE, read_model, rearranged
 from keras_transformer.convert.tables import (
     ConversionError,
     VocabularyPermutation,
     assign,
+    name_in_array_errors,
     our_order,
     rows_of,
 )
+from keras_transformer.convert.tokenizers import name_in_errors
 from keras_transformer.files import in_one_line
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.serving.settings import SearchSettings
@@ -185,7 +187,8 @@ def read(path):
         norm_epsilon=1e-3,
         **dimensions,
     )
-    assign(rows(model, *orders), arrays, "OpenNMT-tf")
+    with name_in_array_errors(path):
+        assign(rows(model, *orders), arrays, "OpenNMT-tf")
     tokenizers = [
         settings.tokenizer(*pair) for pair in zip(("source", "target"), words, strict=True)
     ]
@@ -198,7 +201,11 @@ def _arrays(path):
     """The arrays of the last checkpoint, by their names below `model/`."""
     import tensorflow as tf
 
-    file = tf.train.latest_checkpoint(path)
+    try:
+        file = tf.train.latest_checkpoint(path)
+    except Exception as error:  # of a damaged file it raises several kinds
+        message = f"{path / 'checkpoint'} cannot be read: {in_one_line(error)}"
+        raise ConversionError(message) from None
     # The file `checkpoint` may name another folder, or be missing.
     if file is None or pathlib.Path(file).resolve().parent != path.resolve():
         files = {int(f.stem.split("-")[-1]): f for f in path.glob("ckpt-*.index")}
@@ -300,9 +307,11 @@ class OpenNMTSettings:
         files = (file for folder in folders for file in sorted(folder.glob("*.y*ml")))
         named = next(((file, config) for file in files if (config := _data_of(file))), None)
         if named is None:
+            found = ", ".join(str(file) for folder in folders for file in folder.glob("*.y*ml"))
             raise ConversionError(
                 f"{path} must hold the YAML file it was trained with, which names "
-                "source_vocabulary and target_vocabulary under data. Copy it there."
+                "source_vocabulary and target_vocabulary under data. Copy it there. Received: "
+                f"{found or None}."
             )
         self.file, self._config = named
         self._data = Settings(self._config["data"], self.file)
@@ -317,6 +326,7 @@ class OpenNMTSettings:
         file = self._file_named(self._data.text(f"{side}_vocabulary"))
         lines = file.read_bytes().decode("utf-8", "replace").split("\n")
         words = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+        check_words(file, words)
         rows = len(arrays[table])
         if words[:3] != CONTROL_WORDS or len(set(words)) != len(words) or len(words) != rows - 1:
             raise ConversionError(
@@ -361,7 +371,8 @@ class OpenNMTSettings:
                 f"{len(missing)} of {len(pieces)}."
             )
         has_languages = any(map(LANGUAGE.fullmatch, words))
-        return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]], has_languages)
+        with name_in_errors(file):
+            return rearranged(model, ["<blank>", "<unk>", "<s>", "</s>", *words[3:]], has_languages)
 
     def _sentencepiece_file(self, side):
         name = f"{side}_tokenization"

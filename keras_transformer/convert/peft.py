@@ -20,6 +20,7 @@ from keras_transformer.convert.tables import (
     arrays_of,
     assign,
     check_shape,
+    name_in_array_errors,
 )
 from keras_transformer.convert.writing import check
 from keras_transformer.files import atomic_path, check_free
@@ -136,9 +137,11 @@ def read_peft(model, path, family):
     """
     naming, (rank, alpha), arrays = _naming(family, model), *_files(path)
     arrays = arrays.renamed(lambda name: name.removeprefix(START).removeprefix(naming.prefix))
+    file = pathlib.Path(path, WEIGHTS)
     for name in arrays:
         if name.endswith(DOWN):
-            check_shape(name, (rank, *arrays.shape(name)[1:]), arrays.shape(name))
+            with name_in_array_errors(file):
+                check_shape(name, (rank, *arrays.shape(name)[1:]), arrays.shape(name))
     modules = [name.removesuffix(DOWN) for name in arrays if name.endswith(DOWN)]
     targets = {
         target: None
@@ -147,7 +150,7 @@ def read_peft(model, path, family):
         if module in modules
     }
     if not targets:
-        raise ConversionError(f"{path} tunes {len(modules)} layers, but none of this model.")
+        raise ConversionError(f"{file} tunes {len(modules)} layers, but none of this model.")
     saved = [row for row in naming.rows(model) if arrays.keys() & {*row.names, *row.twins}]
     _check_untied(saved)
     train = {row.variable.path.rpartition("/")[0]: row.names[0] for row in saved}
@@ -162,8 +165,9 @@ def read_peft(model, path, family):
     table = [*_adapter_rows(tuned, naming), *naming.rows(tuned)]
     rows = [row for row in table if row.names[0] in arrays]
     if unknown := sorted(set(arrays) - {name for row in rows for name in row.names}):
-        raise ConversionError(f"{path} tunes a layer that this model does not have: {unknown[0]}.")
-    assign(rows, arrays, family)
+        raise ConversionError(f"{file} tunes a layer that this model does not have: {unknown[0]}.")
+    with name_in_array_errors(file):
+        assign(rows, arrays, family)
     return tuned
 
 

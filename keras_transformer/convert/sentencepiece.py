@@ -3,7 +3,10 @@
 import pathlib
 import re
 
+import sentencepiece
+
 from keras_transformer.convert.tables import ConversionError, our_order
+from keras_transformer.files import in_one_line
 from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece import (
     LANGUAGE_MARKS,
@@ -25,9 +28,14 @@ def read_model(path):
         ConversionError: if the file is not a SentencePiece model.
     """
     try:
-        model = Model.FromString(pathlib.Path(path).read_bytes())
+        content = pathlib.Path(path).read_bytes()
+        model = Model.FromString(content)
+        if model.pieces:
+            sentencepiece.SentencePieceProcessor(model_proto=content)
     except Exception as error:  # protobuf has its own class
-        raise ConversionError(f"{path} must be a SentencePiece model. Received: {error}") from None
+        raise ConversionError(
+            f"{path} must be a SentencePiece model. Received: {in_one_line(error)}"
+        ) from None
     if not model.pieces:
         raise ConversionError(f"{path} must be a SentencePiece model. Received: no piece.")
     return model

@@ -32,7 +32,13 @@ from keras_transformer.convert.tables import (
     first_of,
     rows_of,
 )
-from keras_transformer.convert.tokenizers import BYTES, SETTINGS, T5_FILE, load_tokenizer_of
+from keras_transformer.convert.tokenizers import (
+    BYTES,
+    SETTINGS,
+    T5_FILE,
+    files_of,
+    load_tokenizer_of,
+)
 from keras_transformer.models.encoder_decoder import translation
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -244,7 +250,7 @@ def _forms(settings):
 
 def _order(folder, their_id_of):
     """The order of the tokenizer's ids, then of the rows that have no piece."""
-    config, path = folder.settings, folder.path
+    config = folder.settings
     size = config.count("vocab_size")
     control = {"pad_token_id": (0, PAD_ID), "eos_token_id": (1, END_ID)}
     for name, (usual, ours) in control.items():
@@ -256,8 +262,10 @@ def _order(folder, their_id_of):
     their_id_of = np.array(their_id_of)
     their_id_of[START_ID] = start
     if (their_id_of < 0).any():
-        raise ConversionError(f"{path} must hold a tokenizer with pad, unknown and end pieces.")
-    num_padding_rows(path, int(their_id_of.max()) + 1, size)
+        raise ConversionError(
+            f"{files_of(folder)} must hold a tokenizer with pad, unknown and end pieces."
+        )
+    num_padding_rows(files_of(folder), int(their_id_of.max()) + 1, size)
     unused = sorted(set(range(size)) - set(their_id_of.tolist()))
     return VocabularyPermutation([*their_id_of, *unused])
 

@@ -4,6 +4,7 @@ A family has one table, which reads checkpoints and writes them. Most of it is a
 the paths of our layers to the names of theirs, which `rows_of` turns into rows.
 """
 
+import contextlib
 import importlib.util
 import logging
 import re
@@ -31,6 +32,19 @@ ENDINGS = {
 
 class ConversionError(ValueError):
     """Explains in one line why a folder, file or model cannot be converted."""
+
+
+class ArrayError(ConversionError):
+    """Explains what is wrong with an array, without the file that holds it."""
+
+
+@contextlib.contextmanager
+def name_in_array_errors(file):
+    """Puts the file of the arrays before the message of an `ArrayError`."""
+    try:
+        yield
+    except ArrayError as error:
+        raise ConversionError(f"{file}: {error}") from None
 
 
 def require(library):
@@ -106,7 +120,7 @@ class Weights(Mapping):
             ConversionError: if both have an array of one name.
         """
         if twice := sorted(self._entries.keys() & other._entries.keys()):
-            raise ConversionError(f"Each array must occur once. Received: {twice[0]} twice.")
+            raise ArrayError(f"Each array must occur once. Received: {twice[0]} twice.")
         return Weights({**self._entries, **other._entries})
 
     def renamed(self, new_name):
@@ -121,7 +135,7 @@ class Weights(Mapping):
         entries = {}
         for name, entry in self._entries.items():
             if new_name(name) in entries:
-                raise ConversionError(
+                raise ArrayError(
                     f"Each array must occur once. Received: {new_name(name)} twice, with and "
                     "without a prefix or under its older name."
                 )
@@ -141,15 +155,11 @@ class Weights(Mapping):
             family: name of the family, for messages.
 
         Raises:
-            ConversionError: if an array is missing, has another shape, or a dtype other than those
-                of floating-point numbers.
+            ConversionError: if an array is missing or has another shape.
         """
         for names, shape in shapes.items():
             name = first_of((names,) if isinstance(names, str) else names, self, family)
             check_shape(name, shape, self.shape(name))
-        for name, entry in self._entries.items():
-            if not BUFFERS.search(name):
-                check_dtype(name, entry.dtype)
 
 
 def unchanged(array):
@@ -339,7 +349,7 @@ def first_of(names, arrays, family):
     for name in names:
         if name in arrays:
             return name
-    raise ConversionError(
+    raise ArrayError(
         f"The weights of {family} must include {names[0]}. Received: {len(arrays)} arrays."
     )
 
@@ -347,7 +357,7 @@ def first_of(names, arrays, family):
 def check_shape(name, wanted, received):
     """Raises ConversionError if an array has another shape than a model needs."""
     if tuple(received) != tuple(wanted):
-        raise ConversionError(
+        raise ArrayError(
             f"{name} must have the shape {tuple(wanted)} in this model. "
             f"Received: {tuple(received)}."
         )
@@ -356,7 +366,7 @@ def check_shape(name, wanted, received):
 def check_dtype(name, dtype):
     """Raises ConversionError if an array has another dtype than weights have."""
     if dtype not in FLOATS:
-        raise ConversionError(
+        raise ArrayError(
             f"{name} must be in {' or '.join(FLOATS)}; quantised weights are not supported. Save "
             f"the model without quantisation. Received: {dtype}."
         )
@@ -373,7 +383,7 @@ def finite_float32(name, array):
     with np.errstate(over="ignore"):
         array = array.astype("float32")
     if not np.isfinite(array).all():
-        raise ConversionError(
+        raise ArrayError(
             f"{name} must have finite numbers within the range of float32. Received: "
             f"{np.count_nonzero(~np.isfinite(array))} of {array.size} that are not."
         )
@@ -387,7 +397,7 @@ def _array(name, twins, arrays, family):
     array = finite_float32(name, arrays[name])
     for twin in present[1:]:
         if not np.array_equal(array, finite_float32(twin, arrays[twin])):
-            raise ConversionError(
+            raise ArrayError(
                 f"{twin} must be equal to {name}, because this model of {family} has one array for "
                 "both. Received: different numbers."
             )

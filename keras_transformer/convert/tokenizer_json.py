@@ -9,7 +9,7 @@ from keras_transformer.convert.folder import Settings, json_object, pieces_in_or
 from keras_transformer.convert.sentencepiece import in_our_order
 from keras_transformer.convert.tables import ConversionError, our_order
 from keras_transformer.files import in_one_line
-from keras_transformer.tokenizers.byte_pairs import NORMALISED, BytePairTokenizer
+from keras_transformer.tokenizers.byte_pairs import NORMALISED, BytePairTokenizer, check_pairs
 from keras_transformer.tokenizers.control_ids import UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
 from keras_transformer.tokenizers.sentencepiece_training import CONTROL_PIECES
@@ -226,6 +226,7 @@ def start_of_texts(content, path):
 def _vocabulary_and_merges(content):
     model = content["model"]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    check_pairs(merges)
     return model["vocab"] | _added(content), merges
 
 

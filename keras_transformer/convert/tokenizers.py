@@ -8,7 +8,7 @@ import contextlib
 
 import numpy as np
 
-from keras_transformer.convert.folder import Folder, Settings
+from keras_transformer.convert.folder import Folder, Settings, pieces_in_order
 from keras_transformer.convert.sentencepiece import in_our_order, read_model
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.convert.tokenizer_json import (
@@ -122,8 +122,27 @@ def name_in_errors(file):
         yield
     except ConversionError:
         raise
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConversionError(f"{file} cannot be one of our tokenizers: {error}") from None
+    except Exception as error:  # of a forged file: RuntimeError of tensorflow-text, and more
+        message = f"{file} cannot be one of our tokenizers: {in_one_line(error)}"
+        raise ConversionError(message) from None
+
+
+def check_merges(file, vocabulary, merges):
+    """Raises ConversionError if a merges.txt makes fewer than half of the pieces, but for few."""
+    pieces = {piece for piece in vocabulary if len(piece) > 1}
+    made = {pair.replace(" ", "") for pair in merges} & pieces
+    if 2 * len(made) + 20 < len(pieces):
+        raise ConversionError(
+            f"{file} must have the merges that make the pieces of the vocabulary. Received: "
+            f"{len(merges)} merges, which make {len(made)} of {len(pieces)}."
+        )
+
+
+def files_of(folder):
+    """The files that a `Folder` has of its tokenizer, for messages."""
+    names = (*CLASSES, TOKENIZER_JSON, VOCABULARY, SETTINGS)
+    missing = "" if folder.has(SETTINGS) else f", without {SETTINGS},"
+    return f"{folder.path}: {' and '.join(filter(folder.has, names))}{missing}"
 
 
 def tokenizer_settings(folder):
@@ -171,7 +190,9 @@ def start_of(folder, tokenizer, their_id_of):
         their_id_of: of the same.
     """
     if folder.has(TOKENIZER_JSON):
-        name = start_of_texts(folder.json(TOKENIZER_JSON), folder.path / TOKENIZER_JSON)
+        file = folder.path / TOKENIZER_JSON
+        with name_in_errors(file):
+            name = start_of_texts(folder.json(TOKENIZER_JSON), file)
     else:  # of Llama's SentencePiece model
         settings = tokenizer_settings(folder)
         settings.one_of("add_eos_token", False, None)
@@ -210,9 +231,11 @@ def _read(folder):
         settings.ignore(["extra_ids"])
         result = SymbolTokenizer(errors="ignore"), np.array([0, 2, 0, 1, *range(3, 259)])
     elif file in (T5_FILE, LLAMA_FILE, FAIRSEQ_FILE):
-        result = _of_pieces(path / file, settings, vocabulary)
+        with name_in_errors(path / file):
+            result = _of_pieces(path / file, settings, vocabulary)
     elif folder.has(TOKENIZER_JSON):
-        result = read_tokenizer_json(folder.file(TOKENIZER_JSON))
+        with name_in_errors(path / TOKENIZER_JSON):
+            result = read_tokenizer_json(folder.file(TOKENIZER_JSON))
         if isinstance(result[0], WordPieceTokenizer):
             _check_words(settings, result[0].lowercase)
         elif isinstance(result[0], BytePairTokenizer):  # the setting overrides tokenizer.json's
@@ -220,16 +243,21 @@ def _read(folder):
     elif file == WORD_PIECES:
         # Without the settings capitals decide.
         lowercase = settings.flag("do_lower_case", True) if folder.has(SETTINGS) else None
-        tokenizer = WordPieceTokenizer.load(path / file, lowercase)
+        with name_in_errors(path / file):
+            tokenizer = WordPieceTokenizer.load(path / file, lowercase)
         _check_words(settings, tokenizer.lowercase)
         result = tokenizer, np.arange(tokenizer.vocabulary_size)
     elif file == MERGES and vocabulary:
         settings.one_of("add_prefix_space", False, None)
-        result = byte_pairs(path / VOCABULARY, vocabulary, merges_of(path / file))
+        with name_in_errors(path / file):
+            merges = merges_of(path / file)
+        check_merges(path / file, vocabulary, merges)
+        with name_in_errors(path / VOCABULARY):
+            result = byte_pairs(path / VOCABULARY, vocabulary, merges)
     elif present and file is None:
         raise ConversionError(
             f"{path / present[0]} is supported for {', '.join(CLASSES[present[0]])}. "
-            f"Received: a tokenizer_class of {settings.text('tokenizer_class')}."
+            f"Received: a tokenizer_class of {settings.text('tokenizer_class')} in {SETTINGS}."
         )
     else:
         raise ConversionError(
@@ -285,7 +313,8 @@ def _of_pieces(file, settings, vocabulary):
         if not vocabulary:
             raise ConversionError("A tokenizer of M2M100 must have vocab.json. Received: none.")
         languages = M2M100_LANGUAGES[settings.one_of("language_codes", *M2M100_LANGUAGES)]
-        names = [*sorted(vocabulary, key=vocabulary.get), *(f"__{name}__" for name in languages)]
+        pieces = pieces_in_order(file.with_name(VOCABULARY), vocabulary)
+        names = [*pieces, *(f"__{name}__" for name in languages)]
     elif file.name == FAIRSEQ_FILE:
         names = ["<s>", "<pad>", "</s>", "<unk>", *names[3:]]
         names += _after_pieces(settings, names, class_name)

@@ -279,9 +279,24 @@ def usual_added(vocabulary):
 
 
 def merges_of(path):
-    """The pairs of a `merges.txt`, the first one first."""
+    """The pairs of a `merges.txt`, the first one first.
+
+    Raises:
+        ValueError: if a line is no pair.
+    """
     lines = pathlib.Path(path).read_text("utf-8").split("\n")
-    return [line for line in lines if line and not line.startswith("#version")]
+    pairs = [line for line in lines if line and not line.startswith("#version")]
+    check_pairs(pairs)
+    return pairs
+
+
+def check_pairs(merges):
+    """Raises ValueError unless each merge is a pair of pieces with a space between."""
+    for number, pair in enumerate(merges, 1):
+        if len(parts := pair.split(" ")) != 2 or not all(parts):
+            raise ValueError(
+                f"Merge {number} must be two pieces with a space between. Received: {pair!r:.80}."
+            )
 
 
 def _split_words(texts, added, kind):

@@ -15,7 +15,7 @@ import sentencepiece
 import tensorflow as tf
 
 from keras_transformer.arguments import read_texts
-from keras_transformer.files import atomic_path
+from keras_transformer.files import atomic_path, in_one_line
 from keras_transformer.tokenizers import sentencepiece_format
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.internals import lasting_tokenizer, with_pieces
@@ -355,10 +355,10 @@ def _pieces_of(model: bytes) -> list[str]:
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(model)
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError) as error:
         raise ValueError(
             "A tokenizer needs a serialised SentencePiece model. "
-            f"Received: {len(model)} bytes that are not one."
+            f"Received: {len(model)} bytes that are not one: {in_one_line(error)}"
         ) from None
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     if pieces[: len(CONTROL_PIECES)] != CONTROL_PIECES:

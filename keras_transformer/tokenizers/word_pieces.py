@@ -163,6 +163,9 @@ class WordPieceTokenizer(tf.Module):
         lines = pathlib.Path(path).read_bytes().decode("utf-8").split("\n")
         pieces = [line.removesuffix("\r") for line in lines]
         pieces = pieces[:-1] if pieces[-1] == "" else pieces
+        for number, piece in enumerate(pieces, 1):
+            if not piece.strip(" \t\r"):
+                raise ValueError(f"Line {number} must be a piece. Received: {piece!r:.80}.")
         written = _FIRST_LINES.get(pieces[0]) if pieces else None
         if written is not None:
             pieces[0] = PAD
