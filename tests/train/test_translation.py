@@ -198,10 +198,13 @@ def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_pat
     [
         (["--stepps=3"], "unrecognized arguments: --stepps=3"),
         (["--steps=many"], "--steps must be a whole number, at least 1. Received: many."),
-        ([], "Received: 0 of them"),
+        ([], "Received: none"),
         (["--source=nowhere.en", "--target=nowhere.de"], "nowhere.en, which does not exist"),
         (["--source=nowhere.en"], "Give both --source and --target"),
-        (["--tsv=a.tsv", "--source=a", "--target=b"], "Received: 2 of them"),
+        (
+            ["--tsv=a.tsv", "--source=a", "--target=b"],
+            "Received: --source a, --target b and --tsv a.tsv",
+        ),
         (["--config=none"], "--config must be one of"),
     ],
 )
