@@ -258,8 +258,8 @@ def test_a_variable_that_is_not_supported_is_named(variables, message, tmp_path)
     [
         ({"add_source_bos": True}, r"add_source_bos must be False"),
         ({"decoder_start_token": None}, r"decoder_start_token must be a token of the vocabulary"),
-        ({"decoder_start_token": "x"}, r"must have 'x' in the vocabulary of the decoder"),
-        ({"eos_token": "x"}, r"must have 'x' in the vocabulary"),
+        ({"decoder_start_token": "x"}, r"target_vocabulary\.txt must have 'x', which config"),
+        ({"eos_token": "x"}, r"target_vocabulary\.txt must have 'x', which config"),
         ({"unk_token": 3}, r"unk_token must be a string"),
         ({"quantization_type": 1}, r"quantization_type must be None or 0"),
         ({"layer_norm_epsilon": "x"}, r"layer_norm_epsilon must be a number"),
@@ -464,7 +464,11 @@ def test_weights_of_hugging_face_beside_a_model_bin_are_theirs(tmp_path):
         ("source_vocabulary.json", "[1]", r"must hold a list of tokens"),
         ("source_vocabulary.json", "[", r"must hold a vocabulary. Received"),
         ("source_vocabulary.txt", "<blank>\n<s>\n</s>\na\na\nb\nc\nd\n", r"distinct strings"),
-        ("source_vocabulary.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\n", r"must have '<unk>' in"),
+        (
+            "source_vocabulary.txt",
+            "a\nb\nc\nd\ne\nf\ng\nh\ni\n",
+            r"source_vocabulary\.txt must have '<unk>'",
+        ),
         ("config.json", "[]", r"must hold a JSON object"),
     ],
 )
