@@ -45,9 +45,13 @@ def documents_in(folder):
 def split_sentences(texts: Sequence[str]) -> list[list[str]]:
     """Splits each text into sentences, with tensorflow-text's rules for punctuation.
 
+    Spaces around a sentence are left out; one of another kind within it becomes a plain space.
+
     Examples:
         >>> split_sentences(["Once more? Once more!", "No"])
         [['Once more?', 'Once more!'], ['No']]
+        >>> split_sentences(["  10\\u00a0km.  So  far!"])
+        [['10 km.', 'So  far!']]
     """
     import tensorflow as tf
     import tensorflow_text

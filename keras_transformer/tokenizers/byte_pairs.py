@@ -1,4 +1,7 @@
-"""The byte-level byte pairs of GPT-2, Llama 3 and Qwen2, which restore every text exactly.
+"""The byte-level byte pairs of GPT-2, Llama 3 and Qwen2, which restore texts exactly.
+
+Qwen2's restore their NFC, and no tokenizer restores an added piece that stands for no text, such as
+"<|endoftext|>" of GPT-2.
 
 TensorFlow's string operations split a text into words and its bytes into characters, and
 tensorflow-text merges these with a SentencePiece model made from the vocabulary: training and

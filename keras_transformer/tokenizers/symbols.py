@@ -1,4 +1,7 @@
-"""Lossless vocabularies: every character, or every byte, of a text is a token."""
+"""Vocabularies in which every character, or every byte, of a text is a token.
+
+Bytes restore every text of UTF-8; characters restore those of which the vocabulary has all.
+"""
 
 import json
 

@@ -1,10 +1,19 @@
 """Reading parallel text, and refusing what is not."""
 
 import gzip
+import random
 
 import pytest
 
-from keras_transformer.data import ParallelText, read_dataset, read_files, read_tsv
+from keras_transformer.data import (
+    PairStream,
+    ParallelText,
+    read_dataset,
+    read_documents,
+    read_files,
+    read_labelled_folder,
+    read_tsv,
+)
 from train.translation import TranslationConfig, TranslationExperiment
 
 SOURCES = ["a cat", "two cats", "", "no\N{LINE SEPARATOR}cut", "\N{CAT FACE}"]
@@ -23,6 +32,31 @@ def test_line_of_one_file_goes_with_the_same_line_of_the_other(tmp_path, suffix,
     source = write(tmp_path / f"en.{suffix}", SOURCES, end)
     target = write(tmp_path / f"de.{suffix}", TARGETS, end)
     assert read_files(source, str(target)) == ParallelText(SOURCES, TARGETS), "paths or strings"
+
+
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(i, marks=pytest.mark.soak) for i in range(200))]
+)
+def test_files_are_read_in_the_order_of_their_names(tmp_path, seed):
+    draw = random.Random(seed)
+    names = {"".join(draw.choices("aBz019-_ é", k=draw.randint(1, 4))) for _ in range(7)}
+    names = draw.sample(sorted(names), len(names))
+    for name in names:
+        for folder in ("documents", "labels/x", "labels/y"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            write(tmp_path / folder / f"{name}.txt", [name], "")
+    for name in names:
+        write(tmp_path / f"{name}.en", [name])
+        write(tmp_path / f"{name}.de", [name])
+    expected = [name.removesuffix(".txt") for name in sorted(f"{name}.txt" for name in names)]
+    assert read_documents(tmp_path / "documents") == expected
+    labelled = read_labelled_folder(tmp_path / "labels")
+    assert labelled.texts == expected * 2
+    assert labelled.labels == [("x",)] * len(names) + [("y",)] * len(names)
+    files = PairStream(str(tmp_path / "*.en"), str(tmp_path / "*.de")).files
+    for suffix in (".en", ".de"):
+        found = [file.name for file in files if file.name.endswith(suffix)]
+        assert found == sorted(name + suffix for name in names)
 
 
 @pytest.mark.parametrize("suffix", ["tsv", "tsv.gz"])

@@ -2,6 +2,7 @@
 
 import math
 import random
+import unicodedata
 
 import pytest
 
@@ -81,3 +82,58 @@ def test_a_lone_surrogate_is_read_as_u_fffd_and_what_is_no_text_is_named_with_it
 @pytest.mark.soak
 def test_many_lone_surrogates_and_values_that_are_no_text():
     assert check_texts(range(1, 21)) > 300
+
+
+PARTS = [
+    *LINES, "", " ", "  a", "a  ", "tab\there", "日本語", "cat🐈hat", "\0", "▁", "<s>",
+    "</s>", "<unk>", "<|endoftext|>", "\ufeffx", "e\u0301", "ﬁ½…", "\r\n", "\ue000x\ue001",
+    "\u2028", "\x85", "\ufffd",
+]  # fmt: skip
+
+
+def check_round_trips(count):
+    """Joined tokens are the text, as far as each class of tokenizers keeps it."""
+    draw = random.Random(count)
+    ranges = [(0, 0x80), (0x80, 0x3000), (0x3000, 0xD800), (0xE000, 0x20000)]
+    texts = PARTS + [
+        "".join(
+            draw.choice(PARTS) if draw.random() < 0.5 else chr(draw.randrange(*draw.choice(ranges)))
+            for _ in range(draw.randint(1, 9))
+        )
+        for _ in range(count)
+    ]
+    pairs = TOKENIZERS["byte pairs"]()
+    listed = {piece: i for i, piece in enumerate(pairs.pieces(range(pairs.vocabulary_size)))}
+    others = {
+        words: tokenizers.BytePairTokenizer(listed, pairs.merges, words=words)
+        for words in ("llama3", "qwen2")
+    }
+    end = tokenizers.BytePairTokenizer({**listed, "<|endoftext|>": len(listed)}, pairs.merges)
+    characters = TOKENIZERS["characters"]()
+    cases = [
+        (pairs, str),
+        (others["llama3"], str),
+        (others["qwen2"], lambda text: unicodedata.normalize("NFC", text)),
+        (end, lambda text: text.replace("<|endoftext|>", "")),
+        (TOKENIZERS["bytes"](), str),
+        (characters, lambda t: "".join(c if c in characters.characters else "\ufffd" for c in t)),
+        (
+            TOKENIZERS["tokens"](),
+            lambda text: " ".join(
+                token.decode() if token in (b"cat", b"sat") else "<unk>"
+                for token in text.encode().split()
+            ),
+        ),
+    ]
+    for tokenizer, kept in cases:
+        joined = tokenizer.detokenize(tokenizer.tokenize(texts)).numpy()
+        assert [text.decode() for text in joined] == list(map(kept, texts))
+
+
+def test_joined_tokens_are_what_each_tokenizer_keeps_of_a_text():
+    check_round_trips(20)
+
+
+@pytest.mark.soak
+def test_many_joined_tokens_are_what_each_tokenizer_keeps_of_a_text():
+    check_round_trips(1000)
