@@ -3,7 +3,8 @@
 A block of Python whose title begins with "not run" is left out; one titled "oracle" is run in
 tests/serving/test_grpc.py or tests/convert/.
 All others of a page run in their order, in one process, in a folder with tiny runs and texts of the
-names that the pages use. So do the commands, with a few steps, each on the first page that has it. What trains must learn.
+names that the pages use. So do the commands, with a few steps, each on the first page that has it.
+What trains must learn.
 """
 
 import csv
