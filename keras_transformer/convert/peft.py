@@ -143,6 +143,12 @@ def read_peft(model, path, family):
             with name_in_array_errors(file):
                 check_shape(name, (rank, *arrays.shape(name)[1:]), arrays.shape(name))
     modules = [name.removesuffix(DOWN) for name in arrays if name.endswith(DOWN)]
+    of_up = [name.removesuffix(UP) for name in arrays if name.endswith(UP)]
+    if alone := sorted({*modules} ^ {*of_up}):
+        raise ConversionError(
+            f"{file} must hold both matrices of a layer, {DOWN} and {UP}. Received: one of "
+            f"{alone[0]}."
+        )
     targets = {
         target: None
         for row, _ in _placed(model, naming)
