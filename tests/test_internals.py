@@ -16,6 +16,7 @@ if keras.backend.backend() != "tensorflow":
 import tensorflow as tf
 
 from keras_transformer.layers import internals as of_layers
+from keras_transformer.tokenizers import internals as of_tokenizers
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Adam, Model, internals
 
@@ -260,6 +261,16 @@ def a_tokenizer_outlives_a_new_random_seed():
     before = tokenizer.tokenize(["abc ab"]).to_list()
     tf.random.set_seed(1)
     assert tokenizer.tokenize(["abc ab"]).to_list() == before
+
+
+@canary("tokenizers.with_pieces")
+def a_copy_of_a_tokenizer_returns_pieces_of_the_same_model():
+    model = train_sentencepiece(["ab abc", "abc ab"], vocabulary_size=267).model
+    ids = of_tokenizers.lasting_tokenizer(model)
+    [pieces] = of_tokenizers.with_pieces(ids).tokenize(["abc ab"]).to_list()
+    assert b"".join(pieces).decode().replace("\u2581", " ") == " abc ab"
+    [found] = ids.tokenize(["abc ab"]).to_list()
+    assert ids.id_to_string(found).numpy().tolist() == pieces
 
 
 @pytest.mark.parametrize("name", sorted(CANARIES))
