@@ -78,7 +78,7 @@ def test_answers_are_ours(kind, format, tokenizer, tmp_path, monkeypatch):
 def test_the_loop_of_the_guide_translates_as_we_do(
     format, tokenizer, tmp_path, monkeypatch, capsys
 ):
-    model = noisy(kt.translation(405, size="tiny", **DEEP))
+    model = noisy(kt.translation(tokenizer.vocabulary_size, size="tiny", **DEEP))
     lengths = {"max_source_length": 64, "max_target_length": 20}
     ours = Translator(model, tokenizer, settings=SearchSettings(1, **lengths))
     convert.write(ours, format, tmp_path / "converted" / "mine")

@@ -108,7 +108,7 @@ def converted(folder):
 def decoded(tokenizer, ids):
     """Texts without languages, which M2M100's of transformers 5 count as text."""
     texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
-    return [re.sub("^__[a-z]+__ ?|__[a-z]+__", "", text) for text in texts]
+    return [re.sub("^(?:__[a-z]+__)+ ?|__[a-z]+__", "", text) for text in texts]
 
 
 def theirs(folder, model):
