@@ -275,8 +275,8 @@ def test_tuning_lowers_the_loss(folder):
     batches = kt.data.TokenBatches(*tokens, tokens_per_batch=1024, max_length=64)
     model = kt.add_lora(translator.model, rank=4)
     model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
-    losses = model.fit(batches.epoch(), epochs=4, verbose=0).history["loss"]
-    assert losses[-1] < losses[0]
+    losses = model.fit(batches.epoch(), epochs=24, verbose=0).history["loss"]
+    assert losses[-1] < losses[0] - 0.05
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
