@@ -262,8 +262,8 @@ class ModelFolder(Folder):
 
     Attributes:
         settings: the `Settings` of config.json.
-        weights_file: path of the file with the arrays, or of the index of several, once `arrays`
-            has found it; before, that of the folder.
+        weights_file: for messages, the path of the file with the arrays, or of the first two of
+            several, once `arrays` has found them; before, that of the folder.
 
     Raises:
         ConversionError: if there is no such folder, or it has no readable config.json.
@@ -341,10 +341,7 @@ config.json. Nothing is downloaded: give the path of a released model.
 
     def _joined(self, files, read):
         weights = Weights({})
-        name = (
-            files[0] if len(files) == 1 else f"{' and '.join(files[:2])}{' …' * (len(files) > 2)}"
-        )
-        self.weights_file = self.path / name
+        self.weights_file = self.path / (" and ".join(files[:2]) + " …" * (len(files) > 2))
         for file in files:
             if not self.has(file):
                 raise ConversionError(f"{self.path / file} is damaged or missing: no such file.")

@@ -13,9 +13,9 @@ def read_documents(path) -> list[str]:
     """Reads documents: the `.txt` files of a folder and its subfolders, or the parts of a file.
 
     In a file, `.gz` or not, documents are separated by empty lines; lines end in "\\n", "\\r\\n" or
-    "\\r". Files are read in the order
-    of their names. Of a folder of labels only the `labelled_files` are read, then those in
-    `unsup`, but no other files, such as the URL lists of the Large Movie Review Dataset.
+    "\\r". Files are read in the order of their names. Of a folder of labels only the
+    `labelled_files` are read, then those in `unsup`, but no other files, such as the URL lists of
+    the Large Movie Review Dataset.
 
     Raises:
         OSError: if there is nothing at the path, or a file cannot be read.

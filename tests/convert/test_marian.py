@@ -47,10 +47,8 @@ def folder(request, tmp_path_factory):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     path, shared = tmp_path_factory.mktemp("marian"), request.param
-    pairs, size = (
-        PAIRS()[:3000],
-        300 if shared else 244,
-    )  # with the control ids, fewer than we train
+    pairs = PAIRS()[:3000]
+    size = 300 if shared else 244  # with the control ids, fewer than we train
     sides = [train_spm(path / f"{name}.spm", [pair[side] for pair in pairs], size)
              for side, name in enumerate(("source", "target"))]  # fmt: skip
     if shared:

@@ -23,6 +23,8 @@ from keras_transformer.tokenizers import (
     train_word_pieces,
 )
 
+from .served import served_round_trip
+
 SENTENCES = ["the cat sat on the mat", "a cat and a hat", "that hat sat there", "Grüße, 17 Äpfel"]
 STRANGE = ["", " ", "  two  spaces ", "日本語", "cat🐈hat", "tab\there", "1234567", "▁", "ﬁne ½ …"]
 
@@ -146,14 +148,7 @@ def check_round_trips(normalization, texts, expected, folder):
     """Joined pieces of texts: eager, in a pipeline, served, without TensorFlow; after saving."""
     train_sentencepiece(SENTENCES, 307, normalization=normalization).save(folder / "model")
     tokenizer = SentencePieceTokenizer.load(folder / "model")
-    module = tf.Module()
-    module.tokenizer = tokenizer
-    module.there_and_back = tf.function(
-        lambda texts: tokenizer.detokenize(tokenizer.tokenize(texts)),
-        input_signature=[tf.TensorSpec([None], tf.string)],
-    )
-    tf.saved_model.save(module, str(folder / "served"))
-    served = tf.saved_model.load(str(folder / "served")).there_and_back
+    served = served_round_trip(tokenizer, folder / "served")
     batches = tf.data.Dataset.from_tensors(texts).map(tokenizer.tokenize)
     processor = tokenizer.processor
     for joined in (
@@ -279,14 +274,7 @@ def test_interrupted_save_leaves_the_old_file(tokenizer, tmp_path, monkeypatch):
 
 
 def test_module_that_holds_a_tokenizer_can_be_exported(tokenizer, tmp_path):
-    module = tf.Module()
-    module.tokenizer = tokenizer
-    module.there_and_back = tf.function(
-        lambda texts: tokenizer.detokenize(tokenizer.tokenize(texts)),
-        input_signature=[tf.TensorSpec([None], tf.string)],
-    )
-    tf.saved_model.save(module, str(tmp_path))
-    texts = tf.saved_model.load(str(tmp_path)).there_and_back(tf.constant(["a cat", ""]))
+    texts = served_round_trip(tokenizer, tmp_path)(tf.constant(["a cat", ""]))
     assert texts.numpy().tolist() == [b"a cat", b""], "the vocabulary travels with the graph"
 
 

@@ -6,6 +6,8 @@ import tensorflow as tf
 
 from keras_transformer.tokenizers import WhitespaceTokenizer, load_tokenizer
 
+from .served import served_round_trip
+
 TOKENS = ["sh", "\u200e", "a", "\u064e", ".", "'", "\u00a0x"]
 
 
@@ -46,14 +48,7 @@ def test_a_tokenizer_works_in_a_graph_and_is_the_same_after_saving(tmp_path):
     tokenizer.save(tmp_path / "tokenizer.model")
     loaded = load_tokenizer(tmp_path / "tokenizer.model")
     assert isinstance(loaded, WhitespaceTokenizer) and loaded.tokens == tokenizer.tokens
-    module = tf.Module()
-    module.tokenizer = loaded
-    module.again = tf.function(
-        lambda texts: loaded.detokenize(loaded.tokenize(texts)),
-        input_signature=[tf.TensorSpec([None], tf.string)],
-    )
-    tf.saved_model.save(module, str(tmp_path / "saved"))
-    again = tf.saved_model.load(str(tmp_path / "saved")).again
+    again = served_round_trip(loaded, tmp_path / "saved")
     assert again(tf.constant(["a  b sh"])).numpy().tolist() == [b"a <unk> sh"]
     assert loaded.pieces(np.arange(6)) == ["<pad>", "<unk>", "<s>", "</s>", "sh", "\u200e"]
 

@@ -16,6 +16,8 @@ from keras_transformer.tokenizers.word_pieces import (
     train_word_pieces,
 )
 
+from .served import served_round_trip
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SENTENCES = ["the cat sat on the mat", "a cat and a hat", "that hat sat there", "Grüße, 17 Äpfel"]
 LETTERS = string.ascii_letters + "éÉäÄöÖüÜßñ½αιςσ日本語中文한국어단аб😀🐈☃กक"
@@ -192,14 +194,7 @@ def test_frequent_words_become_one_piece(tokenizer):
 
 
 def test_module_that_holds_a_tokenizer_can_be_exported(tokenizer, tmp_path):
-    module = tf.Module()
-    module.tokenizer = tokenizer
-    module.there_and_back = tf.function(
-        lambda texts: tokenizer.detokenize(tokenizer.tokenize(texts)),
-        input_signature=[tf.TensorSpec([None], tf.string)],
-    )
-    tf.saved_model.save(module, str(tmp_path))
-    texts = tf.saved_model.load(str(tmp_path)).there_and_back(tf.constant(["A cat", ""]))
+    texts = served_round_trip(tokenizer, tmp_path)(tf.constant(["A cat", ""]))
     assert texts.numpy().tolist() == [b"a cat", b""], "the vocabulary travels with the graph"
 
 

@@ -353,7 +353,6 @@ EXTENDED = {
     "get_build_config": lambda self, config: {**config, "mark": 1},
     "build_from_config": lambda self, nothing: setattr(self, "is_rebuilt", True),
     "fit": lambda self, history: history,
-    "stop_training": lambda self, value: value,
 }
 
 
