@@ -25,7 +25,7 @@ TABLES = "pyarrow>=18,<27"
 ZSTANDARD = "zstandard>=0.23,<1"
 ROUGE = "rouge-score>=0.1.2,<0.2"
 TORCH = "torch>=2.6,<2.14"
-SERVE = "ray[serve]>=2.60,<3"
+SERVE = ["fastapi>=0.115,<1", "uvicorn[standard]>=0.30,<1", "prometheus-client>=0.20,<1"]
 HUB = "keras-hub>=0.20,<0.33"
 BENCH = ["keras-hub>=0.32,<0.33", TORCH, "ctranslate2>=4.5,<5"]
 
@@ -75,6 +75,8 @@ setup(
             HUB,
             "jax>=0.7,<0.12",
             "hypothesis>=6.170,<7",
+            *SERVE,
+            "aiohttp>=3.10,<4",  # the protocol of a browser
             "pytest>=8,<10",
             "pytest-timeout>=2.3,<3",
             "pytest-xdist>=3.6,<4",
@@ -93,11 +95,11 @@ setup(
             "ai-edge-litert>=2.1,<3",
             "openvino>=2026.1,<2027",
             "tensorflow-serving-api>=2.19,<2.22",
-            "ray[serve,train]>=2.60,<3",
+            "ray[train]>=2.60,<3",
         ],
         "bench": [*TRAIN, *BENCH],
         "docs": ["mkdocs-material>=9.6,<10", "mkdocstrings[python]>=1,<2"],
-        "serve": [*TRAIN, SERVE],
+        "serve": [*TRAIN, *SERVE],
         "ray": [*TRAIN, *DATASETS, "ray[train]>=2.60,<3"],
     },
 )

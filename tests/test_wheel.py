@@ -109,12 +109,10 @@ def test_the_commands_work_in_an_empty_folder(published):
     assert (published / "runs" / "mine" / "model.keras").exists()
 
 
-@pytest.mark.oracle  # needs Ray
-@pytest.mark.soak
 def test_the_server_answers_in_an_empty_folder(place, published, monkeypatch):
     monkeypatch.chdir(published)
     program = [f"{place}/bin/keras-transformer", "serve"]
-    with serving("saved_models", program=program, place=place) as (port, _, _):
+    with serving("saved_models", program=program, place=place) as (port, _):
         client = Client(port)
         code, answer = client.predict("mine", {"instances": ["a dog"]})
         assert code == 200 and len(answer["predictions"]) == 1

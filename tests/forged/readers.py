@@ -238,12 +238,10 @@ def _export(folder):
 
 
 def _read_export(folder):
-    from train.serve.versions import Models
+    from train.serve.__main__ import newest_versions
+    from train.serve.saved_model import load_models
 
-    models = Models(folder)
-    if not models.names():  # the server goes on, and its status says why
-        [status] = models.status("echo")["model_version_status"]
-        raise ValueError(" ".join(status["status"]["error_message"].split()))
+    load_models(newest_versions(folder))
 
 
 def _trained(folder):

@@ -137,14 +137,13 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             mistakes.shutdown()
 
 
-def gpus_of_a_worker(machines, workers, wanted=None, of="worker"):
-    """The number of GPUs to request from Ray for each worker, or replica of a server.
+def gpus_of_a_worker(machines, workers, wanted=None):
+    """The number of GPUs to request from Ray for each worker.
 
     Args:
         machines: number of GPUs in each machine of the cluster.
         workers: number of workers.
         wanted: GPUs per worker; None for one if there is any.
-        of: what it is, as in the name of its flag.
 
     Raises:
         ValueError: if there are too few; Ray would wait for more.
@@ -152,8 +151,8 @@ def gpus_of_a_worker(machines, workers, wanted=None, of="worker"):
     each = (1 if any(machines) else 0) if wanted is None else wanted
     if each and sum(int(gpus // each) for gpus in machines) < workers:
         raise ValueError(
-            f"Ray's cluster has too few GPUs for {each:g} on each {of}. Start fewer {of}s, or "
-            f"choose --gpus-per-{of}, 0 for the CPU. Received: {workers} {of}s, machines with "
+            f"Ray's cluster has too few GPUs for {each:g} on each worker. Start fewer workers, or "
+            f"choose --gpus-per-worker, 0 for the CPU. Received: {workers} workers, machines with "
             f"{', '.join(f'{gpus:g}' for gpus in machines)} GPUs."
         )
     return each

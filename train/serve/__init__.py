@@ -1,1 +1,1 @@
-"""Serves SavedModels over TensorFlow Serving's REST API, on Ray Serve."""
+"""Serves SavedModels over TensorFlow Serving's REST API."""

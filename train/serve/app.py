@@ -1,32 +1,33 @@
-"""The web application: TensorFlow Serving's REST API as a deployment of Ray Serve."""
+"""The web application: TensorFlow Serving's REST API."""
 
 import asyncio
 import json
 import pathlib
 import time
 
-import ray
+import prometheus_client
 import tensorflow as tf
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
-from ray import serve
-from ray.serve import metrics
 from starlette.exceptions import HTTPException
 
-from ..devices import one_thread_each
-from ..settings import import_modules
 from .attention_pages import AttentionPages
+from .batches import Batches, num_rows
 from .requests import ROWS, read_request, write_answer
-from .versions import Models
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
 LONGEST_BODY = 64 * 2**20  # bytes; older exports have signatures with the state of a search
+MOST_REQUESTS = 1000  # in flight
 MOST_ROWS = 1024  # of a request
 MOST_TEXT = 4 * 2**20  # bytes of a request that may be tokenised, which takes 140 times as many
 LONGEST_READ = 2**20  # bytes of a text; models cut longer ones, but for the signature `tokenize`
 PAGE = pathlib.Path(__file__).with_name("page.html")
-
-app = FastAPI(openapi_url=None)
+REQUEST_SECONDS = prometheus_client.Histogram(
+    "keras_transformer_request_seconds",
+    "Time to answer a request.",
+    ("model", "version", "signature"),
+    buckets=SECONDS,
+)
 
 
 def refuse(code, message):
@@ -34,12 +35,8 @@ def refuse(code, message):
     return JSONResponse({"error": message}, code)
 
 
-@app.exception_handler(ValueError)
-@app.exception_handler(LookupError)
-@app.exception_handler(tf.errors.OpError)
-@app.exception_handler(HTTPException)
-@app.exception_handler(Exception)
-def _refuse(request, error):
+def answer_of_error(request, error):
+    """An exception as an answer; `request` is the one that raised it."""
     match error:
         case ValueError():
             return refuse(400, str(error))
@@ -71,7 +68,7 @@ async def read_body(request):
 async def read(request, model):
     """What `read_request` returns, unless it would take too much memory to answer."""
     name, inputs, format = read_request(await read_body(request), model.signatures)
-    if num_rows([(inputs,)]) > MOST_ROWS:
+    if num_rows(inputs) > MOST_ROWS:
         raise HTTPException(413, f"A request has at most {MOST_ROWS} rows.")
     is_cut = "truncated" in model.signatures[name]["outputs"]
     lengths = [list(map(len, array.flat)) for array in inputs.values() if array.dtype == object]
@@ -121,97 +118,117 @@ def model_in(path):
     return path["name"], int(version)
 
 
-def num_rows(requests):
-    """The number of rows of requests, each a triple with its inputs at the end."""
-    return sum(
-        max((len(a) for a in inputs.values() if a.ndim), default=1) for *_, inputs in requests
-    )
-
-
-def keep_local():
-    """Has this replica listen on 127.0.0.1, if that is where all of Ray listens.
-
-    Its port for other deployments, which Ray opens after `__init__`, has no setting. The test of
-    ports guards the names.
-    """
-    if ray.util.get_node_ip_address() == "127.0.0.1":
-        from ray.serve._private import replica
-
-        add_port = replica.add_port_to_grpc_server
-        replica.add_port_to_grpc_server = lambda server, address: add_port(
-            server, address.replace("[::]", "127.0.0.1")
-        )
-
-
-@serve.deployment(max_ongoing_requests=1000)
-@serve.ingress(app)
-class Server:
-    """Answers requests with all models of a folder; each replica loads them.
+def make_app(models, runs, max_batch_rows, batch_seconds):
+    """The application.
 
     Args:
-        folder: folder of NAME/VERSION/saved_model.pb.
-        num_versions: number of versions to serve per model.
-        poll_seconds: seconds between checks of the folder.
+        models: {name: `SavedModel`}.
+        runs: folder of the runs that show the attention of the models with their names.
         max_batch_rows: maximum rows of merged requests.
         batch_seconds: seconds that a request waits for others.
-        runs: folder of the runs that show the attention of the models with their names.
-        imports: names of modules that the models of these runs need.
+    """
+    app, server = FastAPI(openapi_url=None), Server(models, runs, max_batch_rows, batch_seconds)
+    for error in (ValueError, LookupError, tf.errors.OpError, HTTPException, Exception):
+        app.add_exception_handler(error, answer_of_error)
+    app.add_middleware(AtMost, limit=MOST_REQUESTS)
+    for path, answer in {
+        "/": server.page,
+        "/health": server.health,
+        "/metrics": server.metrics,
+        "/v1/models": server.list_models,
+        "/v1/models/{name}/versions/{version}/metadata": server.metadata,
+        "/v1/models/{name}/metadata": server.metadata,
+        "/v1/models/{name}/versions/{version}": server.status,
+        "/v1/models/{name}": server.status,
+    }.items():
+        app.get(path)(answer)
+    for path, answer in {
+        "/v1/models/{name}/versions/{version}:predict": server.predict,
+        "/v1/models/{name}:{version}:predict": server.predict,
+        "/v1/models/{name}:predict": server.predict,
+        "/v1/models/{name}:attention": server.attention,
+        "/v1/models/{name}:stream": server.stream,
+    }.items():
+        app.post(path)(answer)
+    return app
+
+
+class AtMost:
+    """Refuses requests beyond a number that is in flight.
+
+    Args:
+        app: the application that answers the others.
+        limit: that number.
     """
 
-    def __init__(
-        self, folder, num_versions, poll_seconds, max_batch_rows, batch_seconds, runs, imports
-    ):
-        keep_local()
-        one_thread_each()  # before other modules may compute
-        import_modules(imports)
-        self.max_batch_rows = max_batch_rows
-        self._run_batch.set_max_batch_size(max_batch_rows)
-        self._run_batch.set_batch_wait_timeout_s(batch_seconds)
-        self.seconds = metrics.Histogram(
-            "keras_transformer_request_seconds",
-            description="Time to answer a request.",
-            boundaries=SECONDS,
-            tag_keys=("model", "version", "signature"),
-        )
+    def __init__(self, app, limit):
+        self.app, self.limit, self.count = app, limit, 0
+
+    async def __call__(self, scope, receive, send):
+        if self.count >= self.limit:
+            answer = refuse(503, f"{self.limit} requests are being answered. Try again later.")
+            return await answer(scope, receive, send)
+        self.count += 1
+        try:
+            return await self.app(scope, receive, send)
+        finally:
+            self.count -= 1
+
+
+class Server:
+    """Answers requests; `make_app` has the arguments, and the paths of the methods."""
+
+    def __init__(self, models, runs, max_batch_rows, batch_seconds):
+        self.models = models
         self.attention_pages = AttentionPages(runs)
-        self.models = Models(folder, num_versions)
-        self.models.keep_updated(poll_seconds)
+        self.batches = Batches(max_batch_rows, batch_seconds)
 
-    @app.get("/v1/models")
-    def list_models(self):
-        names = self.models.names()
-        return {
-            "models": names,
-            "attention": [name for name in names if self.attention_pages.has(name)],
-        }
-
-    @app.get("/")
     def page(self):
         return HTMLResponse(PAGE.read_text("ascii"))
 
-    @app.post("/v1/models/{name}/versions/{version}:predict")
-    @app.post("/v1/models/{name}:predict")
-    @app.post("/v1/models/{name}:{version}:predict")  # is tried before the one above
+    def health(self):
+        return list(self.models)
+
+    def metrics(self):
+        content = prometheus_client.generate_latest()
+        return Response(content, media_type=prometheus_client.CONTENT_TYPE_LATEST)
+
+    def list_models(self):
+        attention = [name for name in self.models if self.attention_pages.has(name)]
+        return {"models": list(self.models), "attention": attention}
+
+    def metadata(self, request: Request):
+        return self._model_of(request).metadata()
+
+    def status(self, request: Request):
+        try:
+            model = self._model_of(request)
+        except LookupError:
+            name, version = model_in(request.path_params)
+            which = "any versions" if version is None else f"version {version}"
+            raise LookupError(f"Could not find {which} of model {name}") from None
+        status = {"error_code": "OK", "error_message": ""}
+        state = {"version": str(model.version), "state": "AVAILABLE", "status": status}
+        return {"model_version_status": [state]}
+
     async def predict(self, request: Request):
-        model = self.models.find(*model_in(request.path_params))
+        model = self._model_of(request)
         begin = time.perf_counter()
-        name, inputs, format = await read(request, model)
-        outputs = await self._run(model, name, inputs)
-        tags = {"model": model.name, "version": str(model.version), "signature": name}
-        self.seconds.observe(time.perf_counter() - begin, tags)
+        signature, inputs, format = await read(request, model)
+        outputs = await self.batches.answer(request, model, signature, inputs)
+        seconds = REQUEST_SECONDS.labels(model.name, str(model.version), signature)
+        seconds.observe(time.perf_counter() - begin)
         return Response(write_answer(outputs, format), media_type="application/json")
 
-    @app.post("/v1/models/{name}:attention")
     async def attention(self, request: Request):
         """A page that shows the attention; see `AttentionPages.page`."""
-        model = self.models.find(*model_in(request.path_params))
+        model = self._model_of(request)
         body = await read_body(request)
         return HTMLResponse(await asyncio.to_thread(self.attention_pages.page, model, body))
 
-    @app.post("/v1/models/{name}:stream")
     async def stream(self, request: Request):
         """Answers one row for `generate` with an event for each token: the continuation so far."""
-        model = self.models.find(*model_in(request.path_params))
+        model = self._model_of(request)
         signature, inputs, _ = await read(request, model)
         if signature != "generate" or len(inputs.get("max_tokens", ())) != 1:
             raise ValueError("Expected one row for the signature generate of a language model.")
@@ -219,43 +236,11 @@ class Server:
         first = await anext(outputs)  # raises here if the request is invalid
         return StreamingResponse(events(first, outputs), media_type="text/event-stream")
 
-    @app.get("/v1/models/{name}/versions/{version}/metadata")
-    @app.get("/v1/models/{name}/metadata")
-    def metadata(self, request: Request):
-        return self.models.find(*model_in(request.path_params)).metadata()
-
-    @app.get("/v1/models/{name}/versions/{version}")
-    @app.get("/v1/models/{name}")
-    def status(self, request: Request):
-        return self.models.status(*model_in(request.path_params))
-
-    @app.get("/health")
-    def health(self):
-        return self.models.names() or refuse(503, "No model is loaded.")
-
-    async def _run(self, model, signature, inputs):
-        """Answers one request, in a batch with others unless it is larger than a batch."""
-        if num_rows([(model, signature, inputs)]) > self.max_batch_rows:
-            [outputs] = await asyncio.to_thread(model.run_merged, signature, [inputs])
-        else:
-            outputs = await self._run_batch((model, signature, inputs))
-        if isinstance(outputs, Exception):
-            raise outputs
-        return outputs
-
-    @serve.batch(max_concurrent_batches=2, batch_size_fn=num_rows)
-    async def _run_batch(self, requests):
-        """Answers requests, together if they are for the same signature of a model."""
-        groups = {}
-        for number, (model, signature, _) in enumerate(requests):
-            groups.setdefault((model, signature), []).append(number)
-        answers = [None] * len(requests)
-
-        async def run(model, signature, numbers):
-            inputs = [requests[number][2] for number in numbers]
-            outputs = await asyncio.to_thread(model.run_merged, signature, inputs)
-            for number, output in zip(numbers, outputs, strict=True):
-                answers[number] = output
-
-        await asyncio.gather(*(run(*key, numbers) for key, numbers in groups.items()))
-        return answers
+    def _model_of(self, request):
+        """The model that a request names; LookupError, with TensorFlow Serving's message."""
+        name, version = model_in(request.path_params)
+        model = self.models.get(name)
+        if model is None or version not in (None, model.version):
+            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise LookupError(f"Servable not found for request: {wanted}")
+        return model

@@ -5,7 +5,6 @@ A SavedModel gives no attention scores. The run that it was exported from does, 
 
 import pathlib
 import threading
-import weakref
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +20,7 @@ MOST_TOKENS = 256  # the weights, and so the page, grow with their square
 
 
 class AttentionPages:
-    """Draws attention with the runs of a folder, each loaded on first use and for each new version.
+    """Draws attention with the runs of a folder, each loaded on first use.
 
     Args:
         folder: folder with one run folder per model, with the model's name; it need not
@@ -30,7 +29,7 @@ class AttentionPages:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self._models, self._lock = {}, threading.Lock()  # {name: (a weak `SavedModel`, model)}
+        self._models, self._lock = {}, threading.Lock()  # {name: model}
 
     def has(self, name):
         """Whether there is a trained run with a model's name."""
@@ -57,14 +56,14 @@ class AttentionPages:
         if not all(isinstance(t, str) and len(t) <= LONGEST for t in texts.values()):
             raise ValueError(f"Texts are strings of at most {LONGEST} characters.")
         with self._lock:
-            if name not in self._models or self._models[name][0]() is not served:
+            if name not in self._models:
                 model = with_weights(text_model_of(self.folder / name), served)
                 if "detokenize" in model.signatures:
                     ids = np.arange(model.target_tokenizer.vocabulary_size, dtype=np.int32)
                     rows = {"token_ids": ids[:, None], "length": np.ones_like(ids)}
                     check_tokens(model, served, "detokenize", rows, "text")
-                self._models[name] = weakref.ref(served), model
-            model = self._models[name][1]
+                self._models[name] = model
+            model = self._models[name]
         both = isinstance(model, Translator)
         texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
         tokenizers = (model.tokenizer, model.target_tokenizer)
@@ -97,7 +96,7 @@ def with_weights(model, served):
     if shapes != [weight.shape.as_list() for weight in served.weights]:
         raise ValueError(
             f"The run {served.name} has other weights than the model served: it was trained with "
-            "other settings after the export, or an earlier version exported it. Export it again."
+            "other settings after the export. Export it again."
         )
     for ours, exported in zip(weights, served.weights, strict=True):
         value = tf.transpose(exported[:, : ours.shape[0]]) if id(ours) in turned else exported

@@ -18,6 +18,22 @@ MOST_ROWS_OF_A_PART = 32  # whose scores are in memory together
 TENSOR = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 
 
+def load_models(paths):
+    """The models in folders, {name: path}, as {name: `SavedModel`}.
+
+    Raises:
+        ValueError: if one of them cannot be loaded.
+    """
+    models = {}
+    for name, path in paths.items():
+        try:
+            models[name] = SavedModel(name, int(path.name), path)
+        except Exception as error:  # whatever is in the folder
+            reason = " ".join(str(error).split())[:1000] or type(error).__name__
+            raise ValueError(f"{path} cannot be loaded: {reason}") from error
+    return models
+
+
 class SavedModel:
     """A SavedModel in memory, warmed up.
 
@@ -81,7 +97,7 @@ class SavedModel:
 
         Yields:
             {output: array}, the answer after each token; of an export of a model without
-            `prefill`, or of an earlier version of the library, only the whole one.
+            `prefill` only the whole one.
 
         Raises:
             tf.errors.OpError: if the model refuses the inputs.

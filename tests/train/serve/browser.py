@@ -6,8 +6,11 @@ import itertools
 import shutil
 import subprocess
 
+import aiohttp
+
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0"]
+FLAGS += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
 @contextlib.asynccontextmanager
@@ -18,8 +21,6 @@ async def browser(address, folder):
         address: of the page.
         folder: empty, a path for the browser's files.
     """
-    import aiohttp  # of Ray Serve
-
     command = [BROWSER, *FLAGS, f"--user-data-dir={folder}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -60,7 +60,7 @@ def folder(tmp_path_factory, runs):
 
 @pytest.fixture(scope="module")
 def server(folder, runs):
-    with serving(folder, "--poll-seconds=0.3", f"--runs={runs}") as found:
+    with serving(folder, f"--runs={runs}") as found:
         yield found
 
 

@@ -6,24 +6,23 @@ import time
 
 import pytest
 
-from .client import measure, replica_memory
+from .client import measure, memory_of
 from .conftest import KINDS, TEXTS
 
 pytestmark = pytest.mark.soak
-pytest.importorskip("ray.serve")
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_sixteen_connections_for_thirty_seconds(server, alone, name, capsys):
     """Prints latencies and memory; every answer is the one to the text alone."""
-    port, _, process = server
+    port, process = server
     may_end, memory = threading.Event(), []
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         jobs = [pool.submit(measure, port, name, TEXTS, alone[name], n, may_end) for n in range(16)]
         try:
             for _ in range(8):
                 time.sleep(5)
-                memory.append(replica_memory(process.pid))
+                memory.append(memory_of(process.pid))
         finally:
             may_end.set()
         results = [job.result() for job in jobs]

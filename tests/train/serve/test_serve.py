@@ -2,41 +2,36 @@
 
 import asyncio
 import base64
-import concurrent.futures
 import contextlib
 import json
-import pathlib
+import re
 import shutil
+import signal
 import socket
-import tempfile
-import threading
 import time
-import urllib.request
 
 import pytest
 import tensorflow as tf
 
 from keras_transformer.serving import Translator
 from tests.serving.conftest import SENTENCES
-from tests.serving.exporting import Echo
 from tests.serving.hostile import HostileRequests, is_equal, signatures_of
-from train.serve.__main__ import main
+from train.command import EXIT_CODE_CTRL_C
+from train.serve.__main__ import allow_open_files, main, newest_versions
 
 from .browser import BROWSER, browser, until
 from .client import (
     Client,
-    ask_for_ever,
-    descendants,
-    is_alive,
+    free_port,
     listening,
-    replica_memory,
+    memory_of,
+    num_threads,
     serving,
     wait_for,
 )
 from .conftest import KINDS, TEXTS
 
-pytestmark = pytest.mark.oracle
-pytest.importorskip("ray.serve")
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -154,69 +149,6 @@ def test_hostile_requests_are_refused_and_sound_ones_answered(client, folder):
             assert status == (200 if is_sound else 400), f"{answer}, {str(request)[:3000]}"
             assert answer.keys() == ({"outputs"} if is_sound else {"error"})
     assert client.predict("tiny", {"inputs": SENTENCES})[0] == 200
-
-
-def test_no_request_is_lost_while_versions_come_and_go(server, client, folder):
-    Echo().export(folder, "echo")
-    wait_for(lambda: client.get("/v1/models/echo")[0] == 200)
-    wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 200)
-
-    def states():
-        found = client.get("/v1/models/echo")[1]["model_version_status"]
-        return {entry["version"]: entry["state"] for entry in found}
-
-    may_end, texts = threading.Event(), ["a", "b"]
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        jobs = [
-            pool.submit(ask_for_ever, server[0], "echo", texts, ["aa", "bb"], may_end)
-            for _ in range(4)
-        ]
-        try:
-            Echo().export(folder, "echo")
-            wait_for(lambda: states() == {"2": "AVAILABLE", "1": "END"})
-            damaged = folder / "echo" / "3"
-            shutil.copytree(folder / "echo" / "2", damaged.with_suffix(".draft"))
-            graph = damaged.with_suffix(".draft") / "saved_model.pb"
-            graph.write_bytes(graph.read_bytes()[:99])
-            damaged.with_suffix(".draft").rename(damaged)
-            wait_for(lambda: states() == {"3": "END", "2": "AVAILABLE", "1": "END"})
-            [broken] = client.get("/v1/models/echo/versions/3")[1]["model_version_status"]
-            assert broken["status"]["error_code"] == "UNKNOWN"
-            assert broken["status"]["error_message"]
-            shutil.rmtree(damaged)
-            shutil.rmtree(folder / "echo" / "2")  # back to the first
-            wait_for(lambda: states()["1"] == "AVAILABLE" and states()["2"] == "END")
-        finally:
-            may_end.set()
-        for count, wrong in (job.result() for job in jobs):
-            assert count > 10 and not wrong, wrong[:3]
-    shutil.rmtree(folder / "echo")
-    wait_for(lambda: client.predict("echo", {"instances": ["a"]})[0] == 404)
-
-
-@pytest.mark.soak
-def test_no_request_is_lost_by_two_replicas_that_load_a_version_each_in_its_time(tmp_path):
-    folder = tmp_path / "saved_models"
-    Echo().export(folder, "echo")
-    may_end, text = threading.Event(), ["a"]
-    flags = "--replicas=2", "--poll-seconds=0.2"
-    with serving(folder, *flags) as (port, _, _), concurrent.futures.ThreadPoolExecutor(4) as pool:
-        jobs = [pool.submit(ask_for_ever, port, "echo", text, ["aa"], may_end) for _ in range(4)]
-        try:
-            Echo().export(folder, "echo")
-            with contextlib.closing(Client(port)) as client:
-                # Both replicas have it once many answers in a row are of it.
-                wait_for(lambda: {versions_of(client) for _ in range(20)} == {"2"})
-        finally:
-            may_end.set()
-        for count, wrong in (job.result() for job in jobs):
-            assert count > 10 and not wrong, wrong[:3]
-
-
-def versions_of(client):
-    status, answer = client.get("/v1/models/echo/metadata")
-    assert status == 200
-    return answer["model_spec"]["version"]
 
 
 def request_of(prompt, max_tokens):
@@ -385,47 +317,92 @@ def test_an_answer_stays_where_no_attention_can_be_shown(server, client, tmp_pat
     assert "was cut" in shown["notes"] and "at most 1000 characters" in shown["notes"]
 
 
-def test_metrics_are_those_of_prometheus(server, client):
-    assert client.predict("tiny", {"inputs": SENTENCES})[0] == 200
-
-    def found():
-        with urllib.request.urlopen(f"http://127.0.0.1:{server[1]}/metrics") as answer:
-            return answer.read().decode()
-
-    wait_for(lambda: "ray_keras_transformer_request_seconds_count{" in found(), 30)
-    assert 'model="tiny"' in found() and "ray_serve" in found()
-
-
-def test_every_port_is_on_the_loopback_interface(server):
-    v4, v6 = "0100007F", "0000000000000000FFFF00000100007F"  # 127.0.0.1
-    found = listening(server[2].pid)
-    assert len(found) > 9 and set(found) <= {v4, v6}
+def num_answered(client, signature):
+    """How many requests to the model tiny the metrics count."""
+    status, content = client.get("/metrics")
+    assert status == 200
+    labels = f'model="tiny",signature="{signature}",version="1"'
+    name = rf"^keras_transformer_request_seconds_count\{{{labels}\}} (\S+)$"
+    found = re.search(name, content.decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
 
 
-@pytest.mark.soak
-def test_a_server_does_not_join_another_cluster_and_ends_with_its_first_process(folder):
+def test_metrics_are_those_of_prometheus(client):
+    before = num_answered(client, "tokenize")
+    for _ in range(3):
+        body = {"signature_name": "tokenize", "inputs": SENTENCES}
+        assert client.predict("tiny", body)[0] == 200
+    assert num_answered(client, "tokenize") == before + 3
+
+
+def test_the_only_port_is_on_the_loopback_interface(server):
+    assert listening(server[1].pid) == ["0100007F"]  # 127.0.0.1
+
+
+def half_sent(port, path="/v1/models/tiny:predict", sent='{"instances": [', length=99):
+    """A connection on which a part of a request was sent."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n"
+    connection.sendall(head.encode() + sent.encode())
+    return connection
+
+
+def test_1000_requests_are_in_flight_and_the_next_is_refused(server, client):
+    allow_open_files()  # this process has as many
     with contextlib.ExitStack() as stack:
-        # Where Ray notes which cluster was started last; a longer path has no room for its sockets.
-        noted = stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp", prefix="r"))
-        pathlib.Path(noted, "ray").mkdir()
-        pathlib.Path(noted, "ray/ray_current_cluster").write_text("127.0.0.1:9")
-        _, _, process = stack.enter_context(serving(folder, environment={"RAY_TMPDIR": noted}))
-        started = descendants(process.pid)
-        process.kill()
-        process.wait()
-        assert len(started) > 5
-        wait_for(lambda: not any(map(is_alive, started)), 60)
+        for _ in range(1000):
+            stack.enter_context(half_sent(server[0]))
+        wait_for(lambda: client.get("/health")[0] == 503)
+        status, answer = client.predict("tiny", {"instances": SENTENCES})
+        assert (status, answer.keys()) == (503, {"error"}) and "1000 requests" in answer["error"]
+    wait_for(lambda: client.get("/health")[0] == 200)
+    assert client.predict("tiny", {"instances": SENTENCES})[0] == 200
+
+
+def test_clients_that_hang_up_leave_no_thread_busy(server, client):
+    """Neither while they send, nor wait, nor read a stream."""
+    body = json.dumps({"instances": ["A dog runs."] * 1000})
+    streamed = json.dumps(request_of("A dog", 9))
+    path = "/v1/models/writer:stream"
+    port, process = server
+    before = num_answered(client, "serving_default")
+    with contextlib.ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(half_sent(port))
+            stack.enter_context(half_sent(port, sent=body, length=len(body)))
+            stack.enter_context(half_sent(port, path, streamed, len(streamed)))
+        time.sleep(0.3)  # until they wait
+    assert client.predict("tiny", {"instances": SENTENCES})[0] == 200
+    answered = num_answered(client, "serving_default") - before
+    assert 0 < answered < 20, "not those of 40 clients that have gone"
+    assert num_threads(process.pid) < 100
+
+
+def test_running_requests_end_after_a_signal(folder):
+    body = json.dumps(request_of("A dog", 9))
+    with serving(folder) as (port, process), contextlib.closing(Client(port)) as client:
+        whole = client.predict("writer", request_of("A dog", 9))
+        with half_sent(port, "/v1/models/writer:predict", body[:20], len(body)) as connection:
+            client.get("/health")  # the one before has been accepted
+            process.send_signal(signal.SIGTERM)
+            wait_for(lambda: not listening(process.pid))
+            connection.sendall(body[20:].encode())
+            with connection.makefile("rb") as answer:
+                assert answer.readline() == b"HTTP/1.1 200 OK\r\n"
+                content = answer.read().partition(b"\r\n\r\n")[2]
+        assert json.loads(content) == whole[1]
+        assert process.wait(20) == EXIT_CODE_CTRL_C
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_text_of_20_mb_is_truncated_without_taking_memory(server, client, name):
     expected = client.predict(name, {"instances": ["A dog runs. " * 9]})[1]["predictions"]
-    before, begin = replica_memory(server[2].pid), time.monotonic()
+    before, begin = memory_of(server[1].pid), time.monotonic()
     status, answer = client.predict(name, {"instances": ["A dog runs. " * 1_700_000]})
     assert status == 200 and answer["predictions"] == expected
     assert answer["predictions"][0]["truncated"] is True
     assert time.monotonic() - begin < 5
-    assert replica_memory(server[2].pid) - before < 400  # MiB
+    assert memory_of(server[1].pid) - before < 400  # MiB
 
 
 @pytest.mark.parametrize(
@@ -445,17 +422,28 @@ def test_a_request_that_would_take_too_much_memory_is_refused(client, name, body
 
 
 def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tmp_path, capsys):
-    taken = str(server[0])
+    damaged = shutil.copytree(folder / "tiny" / "1", tmp_path / "damaged" / "tiny" / "2")
+    graph = damaged / "saved_model.pb"
+    graph.write_bytes(graph.read_bytes()[:99])
+    (tmp_path / "empty" / "tiny" / "x").mkdir(parents=True)
     for flags, message in [
-        ([str(tmp_path)], "holds no model"),
-        ([str(folder), "--port", taken], "Address already in use"),
-        ([str(folder), "--metrics-port", taken], "Address already in use"),
+        ([str(tmp_path / "empty")], "holds no model"),
+        ([str(tmp_path / "damaged"), f"--port={free_port()}"], "tiny/2 cannot be loaded: "),
+        ([str(folder), f"--port={server[0]}"], "Address already in use"),
     ]:
         with pytest.raises(SystemExit) as caught:
             main(flags)
         said = capsys.readouterr().err
         assert caught.value.code == 2
         assert said.startswith("error: ") and message in said and said.count("\n") == 1
+
+
+def test_the_newest_version_of_each_model_is_served(tmp_path):
+    for name in ("a/2", "a/10", "a/9", "b/1", "b/x", "b/-1", "b/.2", ".c/1", "d e/1", "f/٣"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "saved_model.pb").touch()
+    (tmp_path / "b" / "3").mkdir()  # without a file
+    assert newest_versions(tmp_path) == {"a": tmp_path / "a" / "10", "b": tmp_path / "b" / "1"}
 
 
 @pytest.mark.parametrize(
@@ -467,6 +455,6 @@ def test_a_folder_without_models_and_a_taken_port_are_refused(server, folder, tm
     ],
 )
 def test_a_fault_of_the_server_is_no_mistake_of_the_request(error, code):
-    from train.serve.app import _refuse
+    from train.serve.app import answer_of_error
 
-    assert _refuse(None, error).status_code == code
+    assert answer_of_error(None, error).status_code == code

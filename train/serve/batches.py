@@ -1,0 +1,98 @@
+"""Batches of requests to served models."""
+
+import asyncio
+import concurrent.futures
+from typing import NamedTuple
+
+from fastapi import Request
+from starlette.exceptions import HTTPException
+
+from .saved_model import SavedModel
+
+CLIENT_CLOSED_REQUEST = 499  # nobody receives it
+
+
+class Waiting(NamedTuple):
+    """A request that waits for its batch."""
+
+    request: Request
+    model: SavedModel
+    signature: str
+    inputs: dict  # {input: array}
+    answer: asyncio.Future  # {output: array} or an exception
+
+
+class Batches:
+    """Answers requests that arrive together as one batch, and two batches at a time.
+
+    A batch takes the oldest request and others for the same signature of its model. Where more rows
+    arrive than are answered, batches fill up by themselves.
+
+    Args:
+        max_rows: maximum rows of a batch of several requests.
+        seconds: how long a batch waits for further requests.
+    """
+
+    MOST_AT_ONCE = 2
+
+    def __init__(self, max_rows, seconds):
+        self.max_rows, self.seconds = max_rows, seconds
+        self._waiting = []  # oldest first
+        self._workers = set()  # tasks
+        self._threads = concurrent.futures.ThreadPoolExecutor(self.MOST_AT_ONCE)
+
+    async def answer(self, request, model, signature, inputs):
+        """{output: array}; raises what the model raises for these inputs."""
+        answer = asyncio.get_running_loop().create_future()
+        self._waiting.append(Waiting(request, model, signature, inputs, answer))
+        if len(self._workers) < self.MOST_AT_ONCE:
+            worker = asyncio.create_task(self._work())
+            self._workers.add(worker)
+            worker.add_done_callback(self._workers.discard)
+        outputs = await answer
+        if isinstance(outputs, Exception):
+            raise outputs
+        return outputs
+
+    async def _work(self):
+        while self._waiting:
+            if sum(num_rows(each.inputs) for each in self._waiting) < self.max_rows:
+                await asyncio.sleep(self.seconds)
+            batch = []
+            for each in self._take():
+                if await each.request.is_disconnected():
+                    each.answer.set_result(HTTPException(CLIENT_CLOSED_REQUEST))
+                else:
+                    batch.append(each)
+            if not batch:
+                continue
+            model, signature = batch[0].model, batch[0].signature
+            inputs = [each.inputs for each in batch]
+            loop = asyncio.get_running_loop()
+            try:
+                answers = await loop.run_in_executor(
+                    self._threads, model.run_merged, signature, inputs
+                )
+            except Exception as error:  # whatever it is, the next batch is answered
+                answers = [error] * len(batch)
+            for each, outputs in zip(batch, answers, strict=True):
+                each.answer.set_result(outputs)
+
+    def _take(self):
+        """The next batch, which waits no longer; empty if another worker has taken all."""
+        taken, others, rows = [], [], 0
+        for each in self._waiting:
+            rows += (count := num_rows(each.inputs))
+            is_alike = not taken or (each.model, each.signature) == taken[0][1:3]
+            if is_alike and (not taken or rows <= self.max_rows):
+                taken.append(each)
+            else:
+                others.append(each)
+                rows -= count
+        self._waiting = others
+        return taken
+
+
+def num_rows(inputs):
+    """The number of rows of a request, {input: array}."""
+    return max((len(array) for array in inputs.values() if array.ndim), default=1)
