@@ -62,7 +62,7 @@ from keras_transformer.training import (
     TokenCrossentropy,
 )
 
-__version__ = "0.3.0.dev0"
+__version__ = "1.0.0.dev0"
 
 ROOMS = ("convert", "data", "decoding", "figures", "serving", "tokenizers")
 

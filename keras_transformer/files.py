@@ -33,6 +33,12 @@ class DamagedFile(ValueError):
     """A file does not contain what was written to it."""
 
 
+def check_format(path, found, expected):
+    """Raises ValueError unless a file has the expected number of its format; None is none."""
+    if found != expected:
+        raise ValueError(f"{path} must have the format {expected}. Received: {found!r:.80}.")
+
+
 class NotWritten(OSError):
     """A file or folder could not be written, for a reason; its old content is unchanged."""
 

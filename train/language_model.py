@@ -64,7 +64,6 @@ class LanguageModelConfig(TrainingConfig):
     command: ClassVar[str] = "language_model"
     further_dimensions: ClassVar[tuple] = ("blocks", "memory_length")
     of_pretrained: ClassVar[tuple] = ("model", "tokens", "size")
-    earlier: ClassVar[dict] = {"sampling": USUAL_MODEL["sampling"]}
     training_text: ClassVar[dict] = one_of("training text", "text", "prepared")
     exclusive: ClassVar[dict] = {
         **TrainingConfig.exclusive,

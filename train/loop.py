@@ -221,7 +221,7 @@ def _fit(model, config, batches, replicas, validation, callbacks):
             callback.saved_state[:] = checkpoints.notes.get(name, callback.saved_state)
             checkpoints.notes[name] = callback.saved_state
     per_epoch = batches.steps_per_epoch
-    epoch_sums = EpochSums(model, checkpoints.notes.get("metrics", ()) if step % per_epoch else ())
+    epoch_sums = EpochSums(model, checkpoints.notes["metrics"] if step % per_epoch else ())
     checkpoints.notes["metrics"] = epoch_sums.sums
     callbacks = [epoch_sums, *callbacks]
     if step and is_chief:

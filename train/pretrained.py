@@ -30,8 +30,8 @@ def _settings_of_run(path):
     """The settings of a run of our own; None for a folder of another library."""
     if loading.reader_by_files(path):
         return None
-    settings = kt.serving.RunFolder(path).settings()
-    return None if {"model_type", "class_name"} & settings.keys() else settings
+    run = kt.serving.RunFolder(path)
+    return None if {"model_type", "class_name"} & run.content().keys() else run.settings()
 
 
 def pretrained_of(config, model_class, what, run=None):
@@ -103,7 +103,6 @@ def completed(config, names, fixed=(), before=None, pretrained=None):
         theirs = pretrained.config
     else:
         theirs = _settings_of_run(config.pretrained) or read_pretrained(config.pretrained).config
-    theirs = {**config.earlier, **theirs}
     for name in fixed:
         if name not in missing and values[name] != theirs.get(name, values[name]):
             raise ValueError(

@@ -173,7 +173,7 @@ class EpochSums(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):  # after `fit` has reset the metrics
         self._before_validation = None
         variables, begun = metric_variables(self._trained), self._begun
-        if len(begun) == len(variables):  # a run of an earlier version kept none
+        if len(begun) == len(variables):  # Keras makes those of some metrics with their first batch
             for variable, value in zip(variables, begun, strict=True):
                 variable.assign(value)
         self._begun = ()

@@ -16,10 +16,9 @@ from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
 from keras_transformer.training.distribution import from_all_workers, this_worker
 
-from .run import ORDER, Run
+from .run import Run
 
 LOG = logging.getLogger(__name__)
-EARLIER = "tokens.npz"  # what runs of version 0.2 have
 
 
 @contextlib.contextmanager
@@ -67,8 +66,7 @@ def finished_model(run, experiment, is_chief):
         LOG.warning("%s Rebuilding it from the checkpoints.", _problem(error))
         return None
     if is_chief:
-        if not (run.path / EARLIER).exists():
-            make_whole(run, experiment)
+        make_whole(run, experiment)
         print(f"{run.path} is already trained: nothing to do.")
     return model
 
@@ -104,18 +102,13 @@ def make_whole(run, experiment):
     """Opens what a run has of its text, and rebuilds it from the text if a file is damaged.
 
     Raises:
-        ValueError: if the run cannot go on with this version or --prepared.
+        ValueError: if the run cannot go on with this --prepared.
         DamagedFile: if the text is no longer the same.
     """
     known = run.checksums()
     plans = {file.parent for file in run.plan.rglob(PLAN)}
     if any(file.parent not in plans for file in run.plan.rglob("*.npy")):
         shutil.rmtree(run.plan)  # whose order can be made again
-    if (run.path / EARLIER).exists() or known.get("order", ORDER) != ORDER:
-        raise ValueError(
-            f"{run.path} was begun by version 0.2, whose batches come in another order. Finish it "
-            "with that version, or choose another --run."
-        )
     try:
         run.tokenizer()
         run.target_tokenizer()

@@ -23,14 +23,12 @@ from keras_transformer.files import (
 )
 from keras_transformer.layers.block import NotRegistered
 from keras_transformer.serving import RunFolder
-from keras_transformer.serving.run_folder import checksum_of
+from keras_transformer.serving.run_folder import FORMAT, checksum_of
 from keras_transformer.training.callbacks import save_model
 from keras_transformer.training.checkpoint_files import steps_in
 
 from .progress import StopWithoutProgress, read_epochs
 from .training_config import MAY_CHANGE, describe_changes
-
-ORDER = 2  # of batches: 1 in version 0.2, where other rows shared a batch
 
 
 class Run(RunFolder):
@@ -76,12 +74,11 @@ class Run(RunFolder):
         kept = self.settings()
         kept.pop("target_tokenizer", None)
         try:
-            return self.config_class.restored(kept, self.is_edited)
+            return self.config_class.restored(kept)
         except ValueError as error:
             reason = str(error).splitlines()[0]
             raise ValueError(
-                f"{self.config_file} belongs to another command, is damaged, or was written by "
-                f"version 0.1, which still reads it. {reason}"
+                f"{self.config_file} belongs to another command, or is damaged. {reason}"
             ) from None
 
     def holds(self, config):
@@ -184,8 +181,8 @@ class Run(RunFolder):
     def pretrained(self):
         """What a run with a checkpoint needs of its --pretrained, as `convert.Converted`.
 
-        The checkpoint has the weights, the run all else. Returns None without a checkpoint, in
-        runs of earlier versions, and if a file is damaged.
+        The checkpoint has the weights, the run all else. Returns None without a checkpoint, and
+        if a file is damaged.
         """
         if not self.exists() or not (steps_in(self.checkpoints) or self.model_file.exists()):
             return None
@@ -201,14 +198,14 @@ class Run(RunFolder):
 
     def save_config(self, config, has_two_tokenizers=False):
         """Writes the settings as JSON, whole or not at all."""
-        content = {**config.model_dump(), "target_tokenizer": has_two_tokenizers}
+        content = {"format": FORMAT, **config.model_dump(), "target_tokenizer": has_two_tokenizers}
         content["checksum"] = checksum_of(content)
         with atomic_path(self.config_file) as draft:
             draft.write_text(json.dumps(content, indent=1) + "\n")
 
     def save_checksums(self, prepared):
         """Writes the checksums by which tokenizers and data are known again."""
-        checksums = {"tokens": prepared.checksum(), "order": ORDER}
+        checksums = {"tokens": prepared.checksum()}
         for file in (self.tokenizer_file, self.target_tokenizer_file):
             if file.exists():
                 checksums[file.stem] = zlib.crc32(file.read_bytes())

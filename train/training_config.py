@@ -12,12 +12,8 @@ LARGEST_SEED = 2**32 - 1  # NumPy's limit
 LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
 TABLE = "a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
 
-# Names of settings in version 0.2, in configs and the folders of runs.
-RENAMED = {"pre_norm": "normalize_first"}
-
-# Settings that are chosen for the devices when a run begins and then stay; the values are those of
-# runs of earlier versions.
-CHOSEN_AT_START = {"shapes": 0, "row_multiple": 1}
+# Settings that are chosen for the devices when a run begins and then stay.
+CHOSEN_AT_START = ("shapes", "row_multiple")
 
 # Settings that may change when a stopped run resumes, and which changes are safe: a batch stays
 # the same function of seed and step, and checkpoints and the columns of history.csv keep their
@@ -69,11 +65,6 @@ def left_to_pretrained(*names, beside=""):
     return {sentence: (f"pretrained {beside}", " ".join((*SIZE, "attention", *names)))}
 
 
-def renamed(values):
-    """A dictionary of settings by the names that they have now."""
-    return {RENAMED.get(name, name): value for name, value in values.items()}
-
-
 def fill_in(config, values):
     """Gives the settings of a new config that are None their values, a dictionary."""
     for name, value in values.items():
@@ -91,7 +82,6 @@ class TrainingConfig(Settings):
 
     command: ClassVar[str]
     of_pretrained: ClassVar[tuple] = ()  # settings that must equal those of --pretrained
-    earlier: ClassVar[dict] = {}  # {setting that runs of earlier versions lack: what they do}
     further_dimensions: ClassVar[tuple] = ("blocks",)  # what its models take beside those of all
     training_text: ClassVar[dict]  # the entry of `exclusive`
     exclusive: ClassVar[dict] = {
@@ -202,9 +192,6 @@ class TrainingConfig(Settings):
     )
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
 
-    def __init__(self, **values):
-        super().__init__(**renamed(values))
-
     def model_post_init(self, context):
         super().model_post_init(context)
         if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
@@ -284,7 +271,7 @@ class TrainingConfig(Settings):
         """
         if config is None:
             return cls(**flags)
-        content = renamed(read_config(config, cls.command))
+        content = read_config(config, cls.command)
         if flags.get("pretrained"):  # which `completed` compares with what is left
             content = {n: v for n, v in content.items() if n not in cls.of_pretrained}
         return cls.merged(flags, content, f"--config {config}")
@@ -299,18 +286,13 @@ class TrainingConfig(Settings):
         return cls(**read_config(name, cls.command))
 
     @classmethod
-    def restored(cls, kept, is_edited=False):
-        """The settings in config.json, written by this version or by 0.2.
-
-        Args:
-            kept: its dictionary.
-            is_edited: whether it was edited by hand, which may have deleted a setting.
+    def restored(cls, kept):
+        """The settings in config.json, a dictionary.
 
         Raises:
             ValueError: if a setting is unknown, outside its limits or deleted.
         """
-        kept = renamed(kept)
-        missing = cls.model_fields.keys() - kept.keys() - cls.earlier.keys()
-        if is_edited and missing:
+        config = cls(**kept)
+        if missing := cls.model_fields.keys() - kept.keys():
             raise ValueError(f"Settings are missing: {', '.join(map(flag_of, sorted(missing)))}.")
-        return cls(**{**CHOSEN_AT_START, **cls.earlier, **kept})
+        return config

@@ -80,12 +80,6 @@ class TranslationConfig(TrainingConfig):
         "--prepared is tokenised already: put the prefix into the text before train.prepare, and "
         "give --source-prefix ''": ("prepared", "source_prefix"),
     }  # fmt: skip
-    earlier: ClassVar[dict] = {
-        "token_rules": "{}",
-        "scoring": "gnmt",
-        "metric": "bleu",
-        **dict.fromkeys(("max_target_length", "num_decoder_layers", "source_prefix", "blocks")),
-    }
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
@@ -331,9 +325,6 @@ class TranslationExperiment(Experiment):
             names += ("source_prefix",)
         config = completed(config, names, (), before, pretrained)
         fill_in(config, USUAL_SEARCH)
-        # The default was gnmt once, and a run keeps what it was begun with.
-        if before is not None and "scoring" not in config.model_fields_set:
-            config = config.replace(scoring=before.scoring)
         kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
         return config
 
@@ -514,9 +505,7 @@ class TranslationExperiment(Experiment):
 
     @staticmethod
     def evaluate(options):
-        # Runs of earlier versions and converted ones have none.
-        kept = kt.serving.RunFolder(options.run).settings().get("metric", "bleu")
-        metric = options.metric or kept
+        metric = options.metric or kt.serving.RunFolder(options.run).settings()["metric"]
         check_metric(metric)
         if options.table:
             columns = options.source_column, options.target_column

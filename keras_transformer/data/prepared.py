@@ -26,6 +26,7 @@ import numpy as np
 from keras_transformer.data.token_ids import IdRows, checksum_of, ranges
 from keras_transformer.files import (
     DamagedFile,
+    check_format,
     check_free,
     draft_with_work,
     fill,
@@ -38,7 +39,7 @@ from keras_transformer.files import (
     save_arrays,
 )
 
-FORMAT = 1
+FORMAT = 1  # of the folder; others are refused
 MANIFEST, CHECKSUMS = "manifest.json", "checksums.npz"
 ROWS_PER_SHARD, IDS_PER_SHARD = 2**22, 2**30
 LARGEST_16_BIT_VOCABULARY = 2**16
@@ -294,7 +295,7 @@ class Prepared:
         vocabulary_size: ids are below it.
 
     Raises:
-        ValueError: if the folder is no prepared one, or of another version.
+        ValueError: if the folder is no prepared one, or has another format.
         DamagedFile: if a file is missing or has another size than was written, or the manifest is
             damaged.
     """
@@ -328,11 +329,7 @@ class Prepared:
             checksum = manifest.pop("checksum")
         except (ValueError, KeyError, AttributeError) as error:
             raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from None
-        if manifest.get("format") != FORMAT:
-            raise ValueError(
-                f"{self.path} was prepared by another version: expected format {FORMAT}. Prepare "
-                f"the text again. Received: format {manifest.get('format')!r}."
-            )
+        check_format(path, manifest.get("format"), FORMAT)
         if checksum != _checksum_of_json(manifest):
             raise DamagedFile(f"{path} is damaged, or was edited. Prepare the text again.")
         return manifest

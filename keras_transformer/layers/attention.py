@@ -68,14 +68,6 @@ class AttentionScoresMixin:
     takes other arguments `attention_scores`, to name them.
     """
 
-    def __init_subclass__(cls, **kwargs):
-        super().__init_subclass__(**kwargs)
-        if "attend" in vars(cls):  # which `call` called before version 0.3
-            raise TypeError(
-                "Override `call`, and call `record_scores` in it, instead of `attend`. Received: "
-                f"{cls.__name__}."
-            )
-
     def attention_scores(self, inputs, padding_mask=None, attention_mask=None, attention_bias=None):
         """The attention weights of a call with the same arguments.
 

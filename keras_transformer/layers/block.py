@@ -106,9 +106,6 @@ class TransformerLayer(
 
     @classmethod
     def from_config(cls, config):
-        if "pre_norm" in config:  # its name before version 0.3
-            config = {"normalize_first": config["pre_norm"], **config}
-            del config["pre_norm"]
         registered_attention(config.get("attention"))  # before Keras makes all errors one TypeError
         return super().from_config(config)
 

@@ -15,14 +15,12 @@ from keras_transformer.models.bert_models import (
 )
 from keras_transformer.models.copies import with_dtype
 from keras_transformer.models.decoder_only import LanguageModel, language_model
-from keras_transformer.models.earlier_files import class_of_config
 from keras_transformer.models.encoder_decoder import TranslationModel, translation
 from keras_transformer.models.encoder_only import ClassifierModel, classifier
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.models.lora import add_lora, merge_lora
 from keras_transformer.models.text_model import TextModel
 from keras_transformer.models.xl_model import TransformerXLModel, transformer_xl
-from keras_transformer.training.model import CLASSES_OF_CONFIGS
 
 __all__ = [
     "BertClassifierModel",
@@ -50,5 +48,3 @@ __all__ = [
     "translation",
     "with_dtype",
 ]
-
-CLASSES_OF_CONFIGS.append(class_of_config)

@@ -129,12 +129,12 @@ class Generator(ServedModel):
         folder = RunFolder(run)
         model = folder.model(dtype, weights)
         check_language_model(model)
-        config = folder.settings(["context"])
+        config = folder.settings(["context", "sampling"])
         context = config["context"]
         check_integer("context", context, 2)
         if isinstance(model, TransformerXLModel):
             context += model.recurrence.memory_length
-        settings = read_sampling(config.get("sampling"), context, token_rules)
+        settings = read_sampling(config["sampling"], context, token_rules)
         return cls(model, folder.tokenizer(), settings, cache)
 
     def __call__(self, prompts, max_tokens=None, temperature=None, top_k=None, top_p=None, seed=0):

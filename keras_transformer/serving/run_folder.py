@@ -9,12 +9,20 @@ import zlib
 import keras
 import tensorflow as tf
 
-from keras_transformer.files import DamagedFile, check_archive, in_one_line, read_arrays, read_json
+from keras_transformer.files import (
+    DamagedFile,
+    check_archive,
+    check_format,
+    in_one_line,
+    read_arrays,
+    read_json,
+)
 from keras_transformer.layers.block import NotRegistered
 from keras_transformer.models.copies import with_dtype
 from keras_transformer.models.lora import lora_of, merge_lora
 from keras_transformer.tokenizers import load_tokenizer
 
+FORMAT = 1  # of config.json and the files beside it; others are refused
 WEIGHTS = ("averaged", "best")
 AGAIN = "Run its training command again to recreate the file."
 
@@ -42,9 +50,6 @@ class RunFolder:
     Args:
         path: path of the folder.
 
-    Attributes:
-        is_edited: whether config.json, once it is read, is not as the run has written it.
-
     Examples:
         >>> RunFolder("no such folder").settings()
         Traceback (most recent call last):
@@ -61,12 +66,27 @@ class RunFolder:
         self.labels_file = self.path / "labels.json"
         self.model_file = self.path / "model.keras"
         self.best_model_file = self.path / "best.keras"
-        self.is_edited = False
 
     def check(self):
         """Raises ValueError if the folder does not hold a run."""
         if not self.config_file.exists():
             raise ValueError(f"{self.path} holds no run: there is no {self.config_file.name}.")
+
+    def content(self):
+        """All that config.json holds, a dictionary; also of a folder of another library.
+
+        Raises:
+            DamagedFile: if it is not JSON, or no dictionary.
+            ValueError: if the folder has no such file.
+        """
+        self.check()
+        try:
+            content = read_json(self.config_file)
+        except ValueError as error:
+            raise self._damage(error) from None
+        if not isinstance(content, dict):
+            raise self._damage("it holds no settings")
+        return content
 
     def settings(self, needed=()):
         """The settings of the run, a dictionary.
@@ -75,25 +95,22 @@ class RunFolder:
             needed: names of settings without which the file is damaged.
 
         Raises:
-            ValueError: if the folder does not hold a run, or the file is damaged.
+            ValueError: if the folder does not hold a run, or the file is damaged or has another
+                format.
         """
-        self.check()
-        advice = "restore it, or choose another run."
-        try:
-            content = read_json(self.config_file)
-        except ValueError as error:
-            raise DamagedFile(f"{self.config_file} is damaged: {error}; {advice}") from None
-        if not isinstance(content, dict):
-            raise DamagedFile(f"{self.config_file} is damaged: it holds no settings; {advice}")
+        content = self.content()
+        check_format(self.config_file, content.get("format"), FORMAT)
         if missing := [name for name in needed if name not in content]:
-            names = ", ".join(missing)
-            raise DamagedFile(f"{self.config_file} is damaged: it does not say {names}; {advice}")
-        is_of_0_2 = not {"checksum", "target_tokenizer"} & content.keys()
-        checksum = content.pop("checksum", None)
-        self.is_edited = not is_of_0_2 and checksum != checksum_of(content)
-        if self.is_edited:
+            raise self._damage(f"it does not say {', '.join(missing)}")
+        if content.pop("checksum", None) != checksum_of(content):
             _warn_of_edit(str(self.config_file), checksum_of(content))
+        del content["format"]
         return content
+
+    def _damage(self, reason):
+        return DamagedFile(
+            f"{self.config_file} is damaged: {reason}; restore it, or choose another run."
+        )
 
     def checksums(self):
         """The checksums of tokenizer and tokens, by name; empty if the file is unreadable."""
@@ -124,10 +141,10 @@ class RunFolder:
         """Whether source and target have a tokenizer each.
 
         Raises:
-            ValueError: if config.json does not say so, but there is a second one.
+            ValueError: if config.json does not say, or says no although there is a second one.
         """
         has_second = "target_tokenizer" in self.checksums() or self.target_tokenizer_file.exists()
-        stated = self.settings().get("target_tokenizer", has_second)
+        stated = self.settings().get("target_tokenizer")
         if not isinstance(stated, bool) or stated < has_second:
             raise DamagedFile(
                 f"target_tokenizer in {self.config_file} must be {str(has_second).lower()}, as the "
@@ -211,8 +228,7 @@ class RunFolder:
             )
         try:
             content = read_json(path)
-            checksum = content.pop("checksum", None)
-            if checksum not in (None, checksum_of(content)):
+            if content.pop("checksum", None) != checksum_of(content):
                 raise ValueError("its checksum does not match")
             return content["names"], content["multi_label"]
         except (ValueError, TypeError, KeyError, AttributeError) as error:

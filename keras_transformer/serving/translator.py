@@ -135,16 +135,19 @@ class Translator(ServedModel):
         folder = RunFolder(run)
         model = folder.model(dtype, weights)
         check_translation(model)
-        config = folder.settings(["num_beams", "length_penalty", "max_length"])
+        config = folder.settings(
+            ["num_beams", "length_penalty", "max_length", "max_target_length", "scoring"]
+            + ["token_rules"]
+        )
         num_beams = config["num_beams"] if num_beams is None else num_beams
         settings = SearchSettings(
             num_beams=num_beams,
             num_best=num_beams,
             length_penalty=config["length_penalty"] if length_penalty is None else length_penalty,
             max_source_length=config["max_length"],
-            max_target_length=config.get("max_target_length") or config["max_length"],
-            scoring=config.get("scoring", "gnmt"),
-            token_rules=read_token_rules(config.get("token_rules"), token_rules),
+            max_target_length=config["max_target_length"] or config["max_length"],
+            scoring=config["scoring"],
+            token_rules=read_token_rules(config["token_rules"], token_rules),
         )
         tokenizers = in_languages(
             folder.tokenizer(),

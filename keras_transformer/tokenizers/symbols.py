@@ -108,16 +108,14 @@ class SymbolTokenizer(tf.Module):
     def save(self, path) -> None:
         """Writes the vocabulary to a file that `load` reads; a reader never sees half of it."""
         with atomic_path(path) as draft:
-            content = {"characters": self.characters}
-            if self.errors != "replace":  # earlier versions do not know it
-                content["errors"] = self.errors
+            content = {"characters": self.characters, "errors": self.errors}
             draft.write_text(json.dumps(content), "utf-8")
 
     @classmethod
     def load(cls, path) -> "SymbolTokenizer":
         """Reads what `save` wrote."""
         content = read_json(path)
-        return cls(content["characters"], content.get("errors", "replace"))
+        return cls(content["characters"], content["errors"])
 
     def _code_points(self):
         return tf.constant([ord(character) for character in self.characters])

@@ -12,10 +12,9 @@ import re
 import keras
 import numpy as np
 
-from keras_transformer.files import DamagedFile, read_arrays, save_arrays
+from keras_transformer.files import DamagedFile, check_format, read_arrays, save_arrays
 
-# Version of the file format. 2: kernels are (output, input); 3: a checkpoint is one file.
-FORMAT = 3
+FORMAT = 1  # of the files; others are refused
 
 COPYING_THREADS = 4  # one does not use all of the memory's bandwidth
 
@@ -94,20 +93,19 @@ def _dtype(variable):
 def problem_with(path, variables, kinds=KINDS):
     """Reads a whole checkpoint and returns a sentence on why it cannot be used, or None.
 
-    It must fit `variables`, a dict by name, as far as they are of these kinds.
+    It must fit `variables`, a dict by name, as far as they are of these kinds. Raises ValueError if
+    it has another format.
     """
-    stored, version = {}, None
+    stored, format = {}, None
     try:
         for name, array in read_arrays(path):
             stored[name] = array.dtype, list(array.shape)
-            version = int(array) if name == "format" else version
+            format = int(array) if name == "format" else format
     except DamagedFile as error:
         return str(error)
-    if version != FORMAT:
-        problem = f"its format is number {version}, this library reads {FORMAT}"
-    else:
-        expected = {name: _type_and_shape(variable) for name, variable in variables.items()}
-        problem = _difference(stored, expected, kinds)
+    check_format(path, format, FORMAT)
+    expected = {name: _type_and_shape(variable) for name, variable in variables.items()}
+    problem = _difference(stored, expected, kinds)
     return problem and f"{path} is from a different run: {problem}."
 
 

@@ -10,7 +10,6 @@ import concurrent.futures
 import itertools
 import logging
 import os
-import pathlib
 import signal
 import sys
 import threading
@@ -122,7 +121,7 @@ class Checkpoints(keras.callbacks.Callback):
         One of another backend, or of another number of replicas, is restored too: without
         dropout, training goes on with the same numbers but for rounding; with it, a warning says
         that the noise is another. A memory must have been saved by as many replicas. Raises
-        ValueError if there are checkpoints but none can be used.
+        ValueError if there are checkpoints but none can be used, or one has another format.
 
         Returns:
             The number of optimizer steps already taken; 0 if there is no checkpoint.
@@ -145,7 +144,7 @@ class Checkpoints(keras.callbacks.Callback):
         self._newest = step
         if self._average is not None:
             self._average.has_begun = True
-        saved_on = self.notes.pop("backend", None), self.notes.pop("replicas", None)
+        saved_on = self.notes.pop("backend"), self.notes.pop("replicas")
         self._warn_of_other_noise(path, *saved_on)
         self._seeds.spread()
         self._check_workers_agree()
@@ -260,11 +259,11 @@ class Checkpoints(keras.callbacks.Callback):
         states = [v for name, v in self._variables.items() if name.startswith("seeds/")]
         drawn = any(int(state.numpy()[1]) for state in states)  # of seed and counter
         now, here = keras.backend.backend(), _replicas(self._strategy)
-        if not drawn or this_worker(self._strategy).index > 0 or backend is None:
+        if not drawn or this_worker(self._strategy).index > 0:
             return
         if str(backend) != now:
             was, is_now = backend, now
-        elif replicas is not None and int(replicas) != here:
+        elif int(replicas) != here:
             was, is_now = f"{replicas} replicas", here
         else:
             return
@@ -279,12 +278,6 @@ class Checkpoints(keras.callbacks.Callback):
                 "No checkpoint can be used. Train into another folder, or with the settings that "
                 f"the checkpoints were made with; to restart at step 0, delete {self._directory}. "
                 f"Received: {' '.join(problems.values())}"
-            )
-        if earlier := sorted(pathlib.Path(self._directory).glob("step-*.index")):
-            raise ValueError(
-                f"{self._directory} holds checkpoints of version 0.1, which this one cannot read. "
-                "Finish the run with that version, or train into another folder. "
-                f"Received: {earlier[0].name}."
             )
 
     def _check_is_newest(self, step):

@@ -48,10 +48,6 @@ else:
 # Keras's class of functional models, of which none is made: layers would fix the dtype policy.
 FUNCTIONAL = type(keras.Model.__new__(keras.Model, inputs=None, outputs=None))
 
-# Functions from the config of a plain functional `Model` to the subclass that it is now, or None:
-# versions before 0.3 saved all models of this library as plain ones.
-CLASSES_OF_CONFIGS = []
-
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Model(OwnStep, keras.Model):
@@ -127,16 +123,6 @@ class Model(OwnStep, keras.Model):
             FUNCTIONAL.__init__(self, *args, **kwargs)
         else:
             super().__init__(*args, **kwargs)
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        is_plain = cls.__name__ == Model.__name__ and "output_layers" in config
-        classes = [class_of(config) for class_of in CLASSES_OF_CONFIGS if is_plain]
-        model = super().from_config(config, custom_objects)
-        for model_class in filter(None, classes):
-            inputs, outputs = model.input, model.output
-            model = model_class(inputs, outputs, name=model.name, trainable=model.trainable)
-        return model
 
     def __reduce__(self):  # for pickle, which finds classes by their names
         unpickle, arguments = super().__reduce__()  # a method of a class without a name

@@ -247,9 +247,6 @@ def test_what_is_no_prepared_folder_is_refused(tmp_path):
     manifest.write_text(json.dumps(content | {"kind": "pretraining"}))
     with pytest.raises(DamagedFile, match="was edited"):
         Prepared(tmp_path / "text")
-    manifest.write_text(json.dumps(content | {"format": 2}))
-    with pytest.raises(ValueError, match="prepared by another version: expected format 1"):
-        Prepared(tmp_path / "text")
 
 
 def test_a_full_disk_is_said_and_no_folder_appears(small_disk):

@@ -17,7 +17,7 @@ from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.data import IdRows, LabelledBatches, PackedRows, Prepared, TokenBatches
 from keras_transformer.data.prepared import PreparedWriter
 from keras_transformer.files import check_archive, load_arrays, save_arrays
-from keras_transformer.serving import RunFolder
+from keras_transformer.serving import RunFolder, run_folder
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
     SymbolTokenizer,
@@ -73,8 +73,9 @@ def _archive(folder):
 
 def _run(folder):
     labels = {"names": ["bad", "good"], "multi_label": False}
+    labels["checksum"] = run_folder.checksum_of(labels)
     (folder / "labels.json").write_text(json.dumps(labels))
-    config = {"max_length": 7, "num_beams": 3, "length_penalty": 0.6, "scoring": "gnmt"}
+    config = {"format": run_folder.FORMAT, "max_length": 7, "num_beams": 3, "scoring": "gnmt"}
     (folder / "config.json").write_text(json.dumps(config))
     save_arrays(folder / "checksums.npz", [("tokenizer", np.int64(5)), ("ids", np.int64(7))])
 
@@ -249,7 +250,8 @@ def _trained(folder):
     from tests.serving.conftest import SMALL
 
     classifier(280, 2, **SMALL).save(folder / "model.keras")
-    (folder / "config.json").write_text('{"max_length": 7}')
+    config = {"format": run_folder.FORMAT, "max_length": 7}
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 BYTE_PAIRS = _tokenizer(_save(lambda: train_byte_pairs(TEXTS, 270)))

@@ -39,7 +39,7 @@ def test_a_function_in_a_model_file_is_not_run(tmp_path):
     )
     keras.Model(inputs, touch(inputs)).save(tmp_path / "model.keras")
     made.unlink(missing_ok=True)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"format": 1}')
     with pytest.raises(
         DamagedFile, match=r"model.keras holds no model that can be loaded: .*[Ll]ambda"
     ):

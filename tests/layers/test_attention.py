@@ -56,13 +56,8 @@ def test_a_key_may_have_a_length_that_is_not_known():
     assert layer(*inputs).shape == (None, None, 6)
 
 
-def test_an_attend_of_version_0_2_is_refused():
-    with pytest.raises(TypeError, match=r"Override `call`.*Received: Mine"):
-        type("Mine", (MultiHeadAttention,), {"attend": lambda self: None})
-
-
 def test_masks_are_given_by_name():
-    """The third argument was a mask before version 0.3, and is Keras's key."""
+    """The third argument is Keras's key."""
     layer, mask = MultiHeadAttention(2), np.ones((2, 5), bool)
     with pytest.raises(ValueError, match=r"key must have the shape of value"):
         layer(normal(2, 5, 6), normal(2, 5, 6), mask)

@@ -157,7 +157,7 @@ def test_a_file_of_a_class_that_is_not_imported_names_it(model, tmp_path, monkey
     with pytest.raises(NotRegistered, match=expected):
         keras.saving.load_model(tmp_path / "model.keras")
     run = kt.serving.RunFolder(tmp_path)
-    run.config_file.write_text("{}")
+    run.config_file.write_text('{"format": 1}')
     with pytest.raises(NotRegistered, match=expected):  # it is not damaged
         run.model()
 

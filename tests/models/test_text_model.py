@@ -1,4 +1,4 @@
-"""Every model is of a class: built, saved, cloned, with LoRA; also if version 0.2 has saved it."""
+"""Every model is of a class: built, saved, cloned and with LoRA."""
 
 import functools
 import inspect
@@ -31,9 +31,6 @@ BUILDERS = {
     "bert_classifier": lambda: kt.bert_classifier(backbone(), 3),
     "a pooled bert_classifier": lambda: kt.bert_classifier(backbone(), 3, pooling="mean"),
     "bert_token_labeller": lambda: kt.bert_token_labeller(backbone(), 3),
-}
-OF_TODAY = {  # and those that version 0.2 had not
-    **BUILDERS,
     "bert_question_answering": lambda: kt.bert_question_answering(backbone()),
 }
 # Parts that only some models have; all others are there.
@@ -62,9 +59,9 @@ def outputs_of(model):
     return [keras.ops.convert_to_numpy(each) for each in keras.tree.flatten(outputs)]
 
 
-@pytest.mark.parametrize("name", OF_TODAY)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_a_model_keeps_its_class_and_parts(name, tmp_path):
-    model = fill(OF_TODAY[name]())
+    model = fill(BUILDERS[name]())
     assert isinstance(model, kt.models.TextModel) and name.endswith(("gpt2", model.kind))
     model.save(tmp_path / "model.keras")
     copies = {
@@ -88,14 +85,14 @@ def dtypes_of(model):
     return {layer.name: layer.compute_dtype for layer in model.layers if layer.weights}
 
 
-@pytest.mark.parametrize("name", OF_TODAY)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_heads_compute_in_float32_in_a_copy_as_in_a_model_that_is_built_so(name):
-    model = OF_TODAY[name]()
+    model = BUILDERS[name]()
     copies = kt.models.with_dtype(model, "bfloat16"), copy_with(model, dtype="mixed_bfloat16")
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
     try:
-        expected = dtypes_of(OF_TODAY[name]())
+        expected = dtypes_of(BUILDERS[name]())
     finally:
         keras.config.set_dtype_policy(before)
     assert [dtypes_of(copy) for copy in copies] == [expected] * 2
@@ -104,21 +101,6 @@ def test_heads_compute_in_float32_in_a_copy_as_in_a_model_that_is_built_so(name)
         head.set_weights([0 * head.kernel, 0 * head.bias + 1989.19])
     near = [bool(np.isclose(each, 1989.19).any()) for each in outputs_of(copies[0])]
     assert sum(near) == len(heads)
-
-
-@pytest.mark.parametrize("name", BUILDERS)
-def test_a_plain_model_of_version_0_2_gets_its_class(name):
-    model = BUILDERS[name]()
-    config = kt.Model(model.input, model.output, name="mine").get_config()
-    config["trainable"] = False
-    revived = kt.Model.from_config(config)
-    assert type(revived) is type(model) and revived.name == "mine" and not revived.trainable
-
-
-def test_a_model_of_other_layers_stays_a_plain_one():
-    inputs = keras.Input((3,))
-    model = kt.Model(inputs, keras.layers.Dense(2, name="head")(inputs))
-    assert type(kt.Model.from_config(model.get_config())) is type(model)
 
 
 def test_a_model_composes_with_layers_of_keras():
@@ -188,9 +170,9 @@ def test_names_of_losses_and_metrics_are_judged_as_what_they_name():
     model.compile("sgd", kt.TokenCrossentropy(), metrics=[precision, lambda y, p: p[:, 0]])
 
 
-@pytest.mark.parametrize("name", OF_TODAY)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_models_know_whether_they_give_logits(name):
-    model = OF_TODAY[name]()
+    model = BUILDERS[name]()
     assert model.gives_logits == (name not in ("bert", "bert_pretraining"))
     if model.gives_logits:
         with pytest.raises(ValueError, match=r"from_logits=True"):

@@ -320,20 +320,3 @@ def test_mistakes_need_no_tensorflow():
         lines = [line for line in done.stderr.splitlines() if not line.startswith("import time:")]
         assert done.returncode == 2 and expected in lines[0] and len(lines) == 1
         assert "tensorflow" not in done.stderr
-
-
-def test_settings_have_their_earlier_names_too(tmp_path):
-    """In a file of settings, and in the folder of a run."""
-    path = tmp_path / "earlier.yaml"
-    path.write_text("command: translation\npre_norm: false\n")
-    assert not TranslationConfig.load(str(path)).normalize_first
-    kept = TranslationConfig().model_dump()
-    kept["pre_norm"] = not kept.pop("normalize_first")
-    assert not TranslationConfig.restored(kept, is_edited=True).normalize_first
-
-
-def test_a_run_that_lacks_a_setting_goes_on_as_it_was():
-    kept = TranslationConfig().model_dump()
-    del kept["scoring"], kept["token_rules"]
-    restored = TranslationConfig.restored(kept)
-    assert (restored.scoring, restored.token_rules) == ("gnmt", "{}")

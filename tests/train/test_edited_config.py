@@ -18,7 +18,6 @@ from train.language_model import LanguageModelConfig
 from train.pretraining import PretrainingConfig
 from train.run import Run
 from train.settings import flag_of
-from train.training_config import SIZE
 from train.translation import TranslationConfig, TranslationExperiment
 
 from .conftest import SETTINGS
@@ -67,9 +66,8 @@ def test_an_edited_setting_is_used_as_it_is_there_or_refused_in_a_line(cls, tmp_
 
 @pytest.mark.parametrize("cls", CONFIGS)
 def test_a_deleted_setting_is_named(cls, tmp_path):
-    """Unless earlier versions had none."""
     run = Run(tmp_path, cls)
-    for name in cls.model_fields.keys() - cls.earlier.keys():
+    for name in cls.model_fields:
         run.save_config(cls())
         content = json.loads(run.config_file.read_text())
         del content[name]
@@ -83,17 +81,6 @@ def test_a_deleted_setting_is_named(cls, tmp_path):
             run.config()
 
 
-def test_an_edited_run_of_an_earlier_version_may_lack_what_is_newer(tmp_path):
-    run = Run(tmp_path, TranslationConfig)
-    run.save_config(TranslationConfig(num_decoder_layers=3, max_target_length=9))
-    content = json.loads(run.config_file.read_text()) | {"seed": 5}
-    for name in ("max_target_length", "metric", "num_decoder_layers"):
-        del content[name]
-    run.config_file.write_text(json.dumps(content))
-    found = run.config()
-    assert (found.max_target_length, found.metric, found.seed) == (None, "bleu", 5)
-
-
 def test_an_edit_is_named_once(tmp_path, caplog):
     run = Run(tmp_path, TranslationConfig)
     run.save_config(TranslationConfig())
@@ -105,15 +92,6 @@ def test_an_edit_is_named_once(tmp_path, caplog):
     assert caplog.messages == [expected]
     edit(tmp_path, seed=1)
     assert run.config() == TranslationConfig() and caplog.messages == [expected], "undone"
-
-
-def test_what_earlier_versions_wrote_for_the_size_is_no_flag_of_today(tmp_path):
-    run = Run(tmp_path, TranslationConfig)
-    for name in SIZE:
-        run.save_config(TranslationConfig())
-        edit(tmp_path, **{name: 0})
-        with pytest.raises(ValueError, match=f"{flag_of(name)} must be a whole number.*: 0\\."):
-            run.config()
 
 
 DEPTH = 100_000
@@ -155,23 +133,12 @@ def folder_of_two(path, **others):
     return run
 
 
-def as_before(run):
-    """Takes away what version 0.2 did not write."""
-    content = json.loads(run.config_file.read_text())
-    content = {name: content[name] for name in content if name not in NEW}
-    run.config_file.write_text(json.dumps(content))
-
-
-NEW = ("checksum", "target_tokenizer")
 LOST = ["missing", "empty", "cut off", "a bit"]
 
 
-@pytest.mark.parametrize("version", ["this", "0.2"])
 @pytest.mark.parametrize("how", LOST)
-def test_without_checksums_a_run_still_has_two_tokenizers(how, version, tmp_path):
+def test_without_checksums_a_run_still_has_two_tokenizers(how, tmp_path):
     run = folder_of_two(tmp_path / "run")
-    if version == "0.2":
-        as_before(run)
     content = bytearray(run.checksums_file.read_bytes())
     if how == "missing":
         run.checksums_file.unlink()
@@ -181,16 +148,12 @@ def test_without_checksums_a_run_still_has_two_tokenizers(how, version, tmp_path
         run.checksums_file.write_bytes(content[:cut])
     assert run.target_tokenizer().vocabulary_size == 266
     run.target_tokenizer_file.unlink()
-    if version == "this":
-        with pytest.raises(DamagedFile, match=r"target_tokenizer.model is missing"):
-            run.target_tokenizer()
+    with pytest.raises(DamagedFile, match=r"target_tokenizer.model is missing"):
+        run.target_tokenizer()
 
 
-@pytest.mark.parametrize("version", ["this", "0.2"])
-def test_a_second_tokenizer_that_is_missing_is_named(version, tmp_path):
+def test_a_second_tokenizer_that_is_missing_is_named(tmp_path):
     run = folder_of_two(tmp_path / "run")
-    if version == "0.2":
-        as_before(run)
     run.target_tokenizer_file.unlink()
     with pytest.raises(DamagedFile, match=r"target_tokenizer.model is missing"):
         run.target_tokenizer()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from keras_transformer.data import Prepared
-from keras_transformer.files import save_arrays
 from keras_transformer.tokenizers import train_byte_pairs
 from train import classification, language_model, prepare, pretraining, translation
 from train.run import Run
@@ -232,17 +231,3 @@ def test_what_a_prepared_text_does_not_go_with_is_refused(folder, text, tmp_path
     assert "was edited" in told(capsys, [f"--prepared={wrong}", run, *SMALL])
     assert "has no manifest.json" in told(capsys, [f"--prepared={tmp_path}", run, *SMALL])
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_a_run_of_version_0_2_is_refused_once_its_order_is_gone(
-    tmp_path, text, capsys, monkeypatch
-):
-    monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
-    arguments = [*text, "--vocabulary-size=700", f"--run={tmp_path}/run", *SMALL]
-    translation.main([*arguments, "--steps=4"])
-    file = tmp_path / "run" / "checksums.npz"
-    save_arrays(file, {**np.load(file), "order": 1}.items())
-    capsys.readouterr()
-    error = told(capsys, [*arguments, "--steps=8"])
-    assert "was begun by version 0.2, whose batches come in another order" in error

@@ -241,7 +241,8 @@ def test_killed_between_saving_and_deleting_the_old_are_deleted_by_the_next_save
     for step in (2, 4, 5, 6):
         model.optimizer.iterations.assign(step)
         files.copy_values(checkpoints._variables, values := {})
-        files.write(files.path_of(tmp_path, step), values, {})
+        notes = {"backend": keras.backend.backend(), "replicas": 1}
+        files.write(files.path_of(tmp_path, step), values, notes)
     again = Checkpoints(tmp_path, compiled(), every=2, keep=2)
     assert again.restore() == 6
     again.save()

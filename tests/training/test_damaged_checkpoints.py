@@ -113,7 +113,7 @@ def test_checkpoints_are_put_aside_under_names_that_are_free(tmp_path):
         checkpoints.save()
 
 
-def test_of_a_checkpoint_of_another_format_the_one_before_is_used(tmp_path, caplog, monkeypatch):
+def test_a_checkpoint_of_another_format_is_refused_and_stays(tmp_path, monkeypatch):
     train_and_save(tmp_path, 1)
     model = compiled()
     monkeypatch.setattr("keras_transformer.training.checkpoint_files.FORMAT", 4)
@@ -121,12 +121,12 @@ def test_of_a_checkpoint_of_another_format_the_one_before_is_used(tmp_path, capl
     model.optimizer.iterations.assign(5)
     checkpoints.save()
     monkeypatch.undo()
-    assert Checkpoints(tmp_path, compiled()).restore() == 1
-    assert (
-        "step-5.npz is from a different run: its format is number 4, this library reads 3"
-        in caplog.text
-    )
-    assert (tmp_path / "step-5.npz.aside").exists()
+    said = r"step-5.npz must have the format 1\. Received: 4\.$"
+    with pytest.raises(ValueError, match=said):
+        Checkpoints(tmp_path, model).restore()
+    with pytest.raises(ValueError, match=said):
+        average_checkpoints(tmp_path, model, 2)
+    assert (tmp_path / "step-5.npz").exists()
 
 
 def test_damaged_checkpoints_alone_are_a_clear_error(tmp_path):
@@ -138,13 +138,6 @@ def test_damaged_checkpoints_alone_are_a_clear_error(tmp_path):
     ):
         Checkpoints(tmp_path, compiled()).restore()
     assert (tmp_path / "step-1.npz").exists()
-
-
-def test_checkpoints_of_an_earlier_version_are_never_begun_anew(tmp_path):
-    for name in ("checkpoint", "step-6.index", "step-6.data-00000-of-00001"):
-        (tmp_path / name).write_text("TensorFlow's")
-    with pytest.raises(ValueError, match=r"version 0.1, which.*Received: step-6.index"):
-        Checkpoints(tmp_path, compiled()).restore()
 
 
 @pytest.mark.slow

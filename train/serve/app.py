@@ -16,7 +16,7 @@ from .batches import Batches, num_rows
 from .requests import ROWS, read_request, write_answer
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
-LONGEST_BODY = 64 * 2**20  # bytes; older exports have signatures with the state of a search
+LONGEST_BODY = 64 * 2**20  # bytes
 MOST_REQUESTS = 1000  # in flight
 MOST_ROWS = 1024  # of a request
 MOST_TEXT = 4 * 2**20  # bytes of a request that may be tokenised, which takes 140 times as many
