@@ -1,6 +1,7 @@
 """Resuming a run: its lock, its data, and its model if it is finished.
 
-A damaged file is rebuilt from the others if the result is the same; otherwise an error names it.
+A damaged model is made again from the checkpoints, and what is missing of the data from the same
+text. Another damaged file is named, with what to delete.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import filelock
 
 from keras_transformer.data import Prepared
 from keras_transformer.data.plan_arrays import PLAN
+from keras_transformer.data.prepared import AGAIN as PREPARE_AGAIN
 from keras_transformer.files import DamagedFile, draft_of, remove_drafts, this_process
 from keras_transformer.serving.run_folder import AGAIN
 from keras_transformer.training.checkpoint_files import steps_in
@@ -51,19 +53,20 @@ def finished_model(run, experiment, is_chief):
     """The model of a finished run; None if it has more steps to go, or is damaged but rebuildable.
 
     Raises:
-        DamagedFile: if it is damaged and there is no checkpoint.
+        DamagedFile: if it is damaged and there is no checkpoint, or as `make_whole`.
     """
     if not run.is_finished(experiment.config):
         return None
     try:
         model = run.model()
     except DamagedFile as error:
+        problem = str(error).removesuffix(f" {AGAIN}")
         if not steps_in(run.checkpoints):
             raise DamagedFile(
-                f"{_problem(error)} There is no checkpoint to rebuild it from. Delete it to "
+                f"{problem} There is no checkpoint to rebuild it from. Delete it to "
                 "train again, from step 0."
             ) from None
-        LOG.warning("%s Rebuilding it from the checkpoints.", _problem(error))
+        LOG.warning("%s Rebuilding it from the checkpoints.", problem)
         return None
     if is_chief:
         make_whole(run, experiment)
@@ -99,24 +102,25 @@ def load_data(run, experiment, strategy):
 
 
 def make_whole(run, experiment):
-    """Opens what a run has of its text, and rebuilds it from the text if a file is damaged.
+    """Opens what a run has of its text, and makes what is missing from the text again.
 
     Raises:
         ValueError: if the run cannot go on with this --prepared.
-        DamagedFile: if the text is no longer the same.
+        DamagedFile: if a file is damaged, or missing and the text is no longer the same.
     """
     known = run.checksums()
+    needed = [run.tokenizer_file]
+    needed += [run.target_tokenizer_file] * run.has_two_tokenizers()
+    needed += [run.data] * experiment.has_own_data
+    if missing := [path for path in needed if not path.exists()]:
+        _make_again(run, experiment, known, missing[0])
+    run.tokenizer()
+    run.target_tokenizer()
+    if experiment.has_own_data:
+        _open_data(run, experiment)
     plans = {file.parent for file in run.plan.rglob(PLAN)}
     if any(file.parent not in plans for file in run.plan.rglob("*.npy")):
-        shutil.rmtree(run.plan)  # whose order can be made again
-    try:
-        run.tokenizer()
-        run.target_tokenizer()
-        if experiment.has_own_data:
-            experiment.prepared = Prepared(run.data)
-            experiment.prepared.check()
-    except (ValueError, FileNotFoundError) as error:
-        _rebuild(run, experiment, known, _problem(error))
+        raise DamagedFile(f"{run.plan} lacks a {PLAN}. Delete it, and it is made again.")
     checksum = experiment.prepared.checksum()
     if known.get("tokens", checksum) != checksum:
         what = "The data of a run" if experiment.has_own_data else "--prepared"
@@ -128,9 +132,18 @@ def make_whole(run, experiment):
         run.save_checksums(experiment.prepared)
 
 
-def _rebuild(run, experiment, known, problem):
+def _open_data(run, experiment):
+    try:
+        experiment.prepared = Prepared(run.data)
+        experiment.prepared.check()
+    except (ValueError, FileNotFoundError) as error:
+        problem = str(error).removesuffix(f" {PREPARE_AGAIN}").rstrip(".")
+        raise DamagedFile(f"{problem}. Delete {run.data}, which is made again.") from None
+
+
+def _make_again(run, experiment, known, missing):
     """Writes what a run has of its text again, provided that it is the same as before."""
-    LOG.warning("%s Rebuilding it from the text.", problem)
+    LOG.warning("%s is missing. Making it again from the text.", missing)
     if experiment.has_own_data:
         experiment.prepared = None  # or no text would be read
     draft = Run(draft_of(run.config_file), run.config_class)
@@ -138,15 +151,9 @@ def _rebuild(run, experiment, known, problem):
         draft.write(experiment)
         if draft.checksums() != known:
             raise DamagedFile(
-                f"{problem} It cannot be rebuilt, because the text is no longer the one that the "
-                "run began with. Choose another --run."
+                f"{missing} is missing. It cannot be made again, because the text is no longer the "
+                "one that the run began with. Choose another --run."
             )
         run.replace_data(draft)
     finally:
         shutil.rmtree(draft.path, ignore_errors=True)
-    if experiment.has_own_data:
-        experiment.prepared.path = run.data
-
-
-def _problem(error):
-    return str(error).removesuffix(" " + AGAIN)

@@ -41,6 +41,7 @@ from keras_transformer.files import (
 
 FORMAT = 1  # of the folder; others are refused
 MANIFEST, CHECKSUMS = "manifest.json", "checksums.npz"
+AGAIN = "Prepare the text again."
 ROWS_PER_SHARD, IDS_PER_SHARD = 2**22, 2**30
 LARGEST_16_BIT_VOCABULARY = 2**16
 
@@ -309,8 +310,7 @@ class Prepared:
             if actual != size:
                 received = "no such file" if actual is None else f"{actual:,} bytes"
                 raise DamagedFile(
-                    f"{file} is damaged: expected {size:,} bytes. Received: {received}. "
-                    "Prepare the text again."
+                    f"{file} is damaged: expected {size:,} bytes. Received: {received}. {AGAIN}"
                 )
         self.kind, self.vocabulary_size = manifest["kind"], manifest["vocabulary_size"]
         self.columns = {
@@ -331,7 +331,7 @@ class Prepared:
             raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from None
         check_format(path, manifest.get("format"), FORMAT)
         if checksum != _checksum_of_json(manifest):
-            raise DamagedFile(f"{path} is damaged, or was edited. Prepare the text again.")
+            raise DamagedFile(f"{path} is damaged, or was edited. {AGAIN}")
         return manifest
 
     def __reduce__(self):
@@ -380,7 +380,7 @@ class Prepared:
         checksums = load_arrays(self.path / CHECKSUMS)
         shapes = {name: (-(-size // _BLOCK),) for name, size in self.manifest["files"].items()}
         if {name: each.shape for name, each in checksums.items()} != shapes:
-            raise DamagedFile(f"{self.path / CHECKSUMS} is damaged. Prepare the text again.")
+            raise DamagedFile(f"{self.path / CHECKSUMS} is damaged. {AGAIN}")
         return checksums
 
     def _file(self, name, dtype, shape, offset=_HEADER):
@@ -518,7 +518,7 @@ class _CheckedFile:
                 if zlib.crc32(file.read(_BLOCK)) != expected[block]:
                     raise DamagedFile(
                         f"{self._file_path} is damaged: {_BLOCK} bytes from {block * _BLOCK} on "
-                        "are not those that were written. Prepare the text again."
+                        f"are not those that were written. {AGAIN}"
                     )
                 self._is_checked[block] = True
 

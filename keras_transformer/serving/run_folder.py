@@ -25,6 +25,7 @@ from keras_transformer.tokenizers import load_tokenizer
 FORMAT = 1  # of config.json and the files beside it; others are refused
 WEIGHTS = ("averaged", "best")
 AGAIN = "Run its training command again to recreate the file."
+DELETE = f"Delete it. {AGAIN}"
 
 
 LOG = logging.getLogger(__name__)
@@ -157,11 +158,11 @@ class RunFolder:
             raise DamagedFile(f"{file} is missing. {AGAIN}")
         content = file.read_bytes()
         if zlib.crc32(content) != self.checksums().get(file.stem, zlib.crc32(content)):
-            raise DamagedFile(f"{file} is damaged. {AGAIN}")
+            raise DamagedFile(f"{file} is damaged. {DELETE}")
         try:
             return load_tokenizer(file)
         except DamagedFile as error:
-            raise DamagedFile(f"{error} {AGAIN}") from None
+            raise DamagedFile(f"{error} {DELETE}") from None
 
     def model(self, dtype=None, weights="averaged"):
         """The trained model, not compiled; LoRA is merged into its kernels.

@@ -2,6 +2,7 @@
 
 import functools
 import multiprocessing
+import re
 import shutil
 import types
 
@@ -29,6 +30,7 @@ from keras_transformer.data import (
 )
 from keras_transformer.data.batch_plans import LengthPlan, TextLengths, _cuts_of
 from keras_transformer.data.prepared import Prepared, PreparedWriter
+from keras_transformer.files import DamagedFile
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 VOCABULARY = 41
@@ -165,7 +167,7 @@ def test_no_graph_grows_with_the_text():
     np.testing.assert_allclose(sizes[1], sizes[0], atol=20)  # other digits of a number
 
 
-def test_a_plan_is_made_once_and_again_for_other_texts_settings_or_damage(
+def test_a_plan_is_made_once_and_again_for_other_texts_or_settings(
     rows, column, tmp_path, monkeypatch
 ):
     sorts, sort = [], batch_plans._sort
@@ -184,18 +186,26 @@ def test_a_plan_is_made_once_and_again_for_other_texts_settings_or_damage(
     assert made(column, 60, 10) == made(column, 60, 9) == 1, "other settings"
     assert made(rows.take(np.arange(60)), 60, 9) == 1, "other texts"
     assert made(rows, 60, 9) == 1
-    order = folder / "order.npy"
-    for damage in (order.read_bytes()[:-4], b""):
-        order.write_bytes(damage)
-        assert made(rows, 60, 9) == 1, "a file is too short"
+
+
+def test_a_damaged_file_of_a_plan_is_named_with_what_to_delete(rows, tmp_path):
+    folder = tmp_path / "plan"
+    TokenBatches(rows, rows, 60, 9, plan_folder=folder)
     for file in sorted(folder.iterdir()):
         content = file.read_bytes()
-        for place in (0, len(content) // 2, len(content) - 3):
-            damaged = bytearray(content)
+        flipped = [bytearray(content) for _ in range(3)]
+        for damaged, place in zip(flipped, (0, len(content) // 2, len(content) - 3), strict=True):
             damaged[place] ^= 1
+        for damaged in (content[:-4], b"", *flipped):
             file.write_bytes(damaged)
-            assert made(rows, 60, 9) == 1, f"a byte of {file.name} is another"
-    assert made(rows, 60, 9) == 0
+            said = f"^{re.escape(str(file))} is damaged. Delete {re.escape(str(folder))}, which"
+            with pytest.raises(DamagedFile, match=said):
+                TokenBatches(rows, rows, 60, 9, plan_folder=folder)
+            assert file.read_bytes() == damaged
+        file.write_bytes(content)
+    (folder / "order.npy").unlink()
+    with pytest.raises(DamagedFile, match=r"order\.npy is damaged"):
+        TokenBatches(rows, rows, 60, 9, plan_folder=folder)
 
 
 def test_a_plan_that_the_disk_has_no_room_for_is_said_and_not_begun(small_disk):

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 
 import keras
 import numpy as np
@@ -114,10 +115,32 @@ def test_a_start_that_fails_or_is_killed_leaves_nothing_behind(place, folder):
 
 def test_a_plan_or_data_that_is_missing_is_made_again(folder):
     run, _, batch = begin("packed documents", "run")
-    for missing in ("plan/rows/plan.json", "data/manifest.json", "data/text-00000.ids.npy"):
-        (run.path / missing).unlink()
+    for missing in (run.plan, run.plan / "rows", run.data, run.tokenizer_file):
+        if missing == run.tokenizer_file:
+            missing.unlink()
+        else:
+            shutil.rmtree(missing)
         again = LanguageModelExperiment(run.config(), run=run)
         loaded = load_data(run, again, STRATEGY)
         for one, other in zip(batch_of(*loaded, again), batch, strict=True):
             np.testing.assert_array_equal(one, other)
-        assert (run.path / missing).exists()
+        assert missing.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("plan/rows/plan.json", "plan"),
+        ("plan/rows/order.npy", "plan/rows"),
+        ("data/manifest.json", "data"),
+        ("data/checksums.npz", "data"),
+        ("data/text-00000.ids.npy", "data"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_is_named_with_what_to_delete(file, place):
+    run, experiment, _ = begin("packed documents", "run")
+    (run.path / file).unlink()
+    with pytest.raises(ValueError, match=rf"run/{place}") as caught:
+        load_data(run, experiment, STRATEGY)
+    assert "Delete" in str(caught.value) and "\n" not in str(caught.value)
+    assert not (run.path / file).exists()
