@@ -1,7 +1,5 @@
 """Beam search, sampling and streaming with any step function, in plain TensorFlow.
 
-Beam search runs on JAX, too, with a `capacity`, inside `jax.jit`.
-
 A search is independent of the model. It calls `step(token_ids, parents, position, cache)`:
 
     token_ids   (batch, beams) int32, the newest token of each beam
@@ -21,14 +19,11 @@ if the search has a function `prefill(token_ids, next_ids, count, cache) -> (log
 `models.LanguageModel.prefill` documents it. The search then goes on from there.
 """
 
-from keras_transformer.decoding.backend import ON_JAX
 from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses
+from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.streaming import stream
 from keras_transformer.decoding.token_rules import TokenRules
-
-if not ON_JAX:
-    from keras_transformer.decoding.sampling import sample
-    from keras_transformer.decoding.streaming import stream
 
 __all__ = [
     "NO_HYPOTHESIS_SCORE",
@@ -38,9 +33,3 @@ __all__ = [
     "sample",
     "stream",
 ]
-
-
-def __getattr__(name):
-    if name in __all__:
-        raise ImportError(f"{name} needs Keras's TensorFlow backend. Received: KERAS_BACKEND=jax")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
+import tensorflow as tf
 from keras import ops
-
-from keras_transformer.decoding.backend import tf
 
 # The score of a missing hypothesis. Finite, because JSON has no infinity.
 NO_HYPOTHESIS_SCORE = -1e9

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.decoding.backend import ON_JAX, tf
 from keras_transformer.decoding.beams import (
     NO_HYPOTHESIS_SCORE,
     Hypotheses,
@@ -244,8 +244,7 @@ def read_rules(
 ):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
     token_rules = token_rules or NO_RULES
-    if ON_JAX and capacity is None:
-        raise ValueError("On JAX nothing can grow: a search needs a capacity. Received: None.")
+    check_backend()
     if tf.is_tensor(start_id):
         start_id = _integers("start_id", start_id, ("batch",))
     else:
@@ -337,19 +336,27 @@ def read_forced(prefill, cache, rules, with_log_probs=True):
     return count, forced_ids, log_probs, cache
 
 
+def check_backend():
+    """Raises ValueError unless Keras runs on TensorFlow, which searches and samples."""
+    if (backend := keras.backend.backend()) != "tensorflow":
+        raise ValueError(
+            "Decoding needs Keras's TensorFlow backend, whatever backend trained the model: load "
+            f"it with KERAS_BACKEND=tensorflow. Received: {backend}."
+        )
+
+
 def call_step(step, token_ids, parents, position, cache, rules):
     """Calls the step function and checks its logits; returns them in float32, and the cache."""
     logits, cache = step(token_ids, parents, position, cache)
     size, expected = logits.shape[-1], token_ids.shape[1]
-    if len(logits.shape) != 3 or size is None or logits.shape[1] not in (None, expected):
+    if logits.shape.rank != 3 or size is None or logits.shape[1] not in (None, expected):
         raise ValueError(
             f"step must return logits of shape (batch, {expected}, vocabulary) with a static "
             f"vocabulary. Received: logits of shape {logits.shape}."
         )
     start_id = 0 if tf.is_tensor(rules.start_id) else rules.start_id
     check_ids(size, start_id, rules.end_id, rules.forbidden_ids, rules.token_rules)
-    if not ON_JAX:
-        logits.set_shape((None, expected, size))
+    logits.set_shape((None, expected, size))
     # bfloat16 has 8 significant bits: a sum of log-probabilities needs more.
     return tf.cast(logits, tf.float32), cache
 
@@ -406,8 +413,6 @@ def run_loop(condition, advance, start, empty_cache):
     cache, empty_cache = (
         tf.nest.map_structure(tf.convert_to_tensor, each) for each in (cache, empty_cache)
     )
-    if ON_JAX:
-        return tf.while_loop(condition, advance, (position, state, cache), None)
     state_shapes = tf.nest.map_structure(_state_shape, state)
     shapes = (tf.TensorShape([]), state_shapes, tf.nest.map_structure(growing_shape, empty_cache))
 
@@ -464,12 +469,10 @@ def _length_penalties(rules, length_penalty, as_hugging_face):
 def _integers(name, values, axes):
     """Checks that the values are integers with the given axes; returns an int32 tensor."""
     values = tf.convert_to_tensor(values)
-    dtype = keras.backend.standardize_dtype(values.dtype)
-    rank = len(values.shape) if ON_JAX else values.shape.rank  # None is any
-    if "int" not in dtype or rank not in (None, len(axes)):
+    if not values.dtype.is_integer or values.shape.rank not in (None, len(axes)):
         raise ValueError(
             f"{name} must be integers of shape ({', '.join(axes)}{',' * (len(axes) == 1)}). "
-            f"Received: {dtype} of shape {values.shape}."
+            f"Received: {values.dtype.name} of shape {values.shape}."
         )
     return tf.cast(values, tf.int32)
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import unchanged_parents
 from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
-from keras_transformer.decoding.search import check_ids, growing_shape
+from keras_transformer.decoding.search import check_backend, check_ids, growing_shape
 from keras_transformer.decoding.token_rules import NO_RULES
 
 SHORTEST_PROMPT = 16  # tokens to which XLA's prompts are padded
@@ -110,6 +110,7 @@ class Streamer:
         prefill=None,
         num_starts=0,
     ):
+        check_backend()
         check_integer("context", context, 2)
         check_integer("num_starts", num_starts, 0, context - 1)
         self._num_starts = num_starts

@@ -3,10 +3,10 @@
 import dataclasses
 
 import numpy as np
+import tensorflow as tf
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.decoding.backend import tf
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,15 @@
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, TokenRules, beam_search
+from keras_transformer.decoding import (
+    NO_HYPOTHESIS_SCORE,
+    TokenRules,
+    beam_search,
+    sample,
+    stream,
+)
 from keras_transformer.decoding.search import SCORINGS
 
 START, END = 2, 3
@@ -309,6 +316,17 @@ def test_bad_arguments_are_refused(prefix_table, options, message):
     arguments = {"num_beams": 3, "limits": [3, 3], **IDS, **options}
     with pytest.raises(ValueError, match=message):
         beam_search(table.step, table.cache(3), **arguments)
+
+
+def test_other_backends_are_refused_before_a_step(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    message = r"needs Keras's TensorFlow backend.*KERAS_BACKEND=tensorflow\. Received: jax\."
+    with pytest.raises(ValueError, match=message):
+        beam_search(None, (), num_beams=2, limits=[3], **IDS)
+    with pytest.raises(ValueError, match=message):
+        sample(None, (), limits=[3], seed=(1, 2), **IDS)
+    with pytest.raises(ValueError, match=message):
+        next(stream(None, tuple, [START], num_tokens=3, context=3, seed=(1, 2)))
 
 
 def test_logits_of_the_wrong_shape_are_refused():
