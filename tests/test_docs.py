@@ -182,10 +182,6 @@ LEARNT = {
         [0.01],
         {"kt.serving.Classifier(model, tokenizer, text.names)(texts)": ["pos", "neg"] * 2},
     ),
-    "bert": (
-        [0.1],
-        {"[answer.text for answer in answerer(text.questions, text.contexts)]": ["Bo", "in Ulm"]},
-    ),
     "extend": ([0.3], {}),
     "gpus": ([7.0, 0.1], {}),
     "lora": ([3.7, 5.7], {}),

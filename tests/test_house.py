@@ -10,7 +10,6 @@ import types
 
 import pytest
 
-import keras_transformer.data
 from tests.conftest import fail_if_missing, is_asked_for
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -111,12 +110,11 @@ def test_layers_and_models_are_written_in_keras_alone(room):
 
 
 def test_batches_are_made_without_tensorflow():
-    """`data/` imports it in what needs a tokenizer or a graph, and within functions."""
-    of_tensorflow = {f"{name}.py" for name in keras_transformer.data._MODULES.values()}
+    """`data/` imports it in what packs segments in the graph, and within functions."""
     for path in files("keras_transformer/data"):
         body = ast.parse(path.read_text("utf-8")).body
         names = [alias.name for node in body for alias in getattr(node, "names", ())]
-        assert path.name in of_tensorflow or "tensorflow" not in names, path
+        assert path.name == "segments.py" or "tensorflow" not in names, path
 
 
 def test_no_module_has_the_name_of_something_its_package_exports():

@@ -1,10 +1,9 @@
 """Data: reads corpora and makes batches that depend only on seed and step.
 
-Batches are made with NumPy. Without TensorFlow all works that needs no tokenizer; what is in
-`_MODULES` imports TensorFlow when it is first used.
+Batches are made with NumPy. Without TensorFlow all works that needs no tokenizer;
+`pack_segments` imports TensorFlow when it is first used.
 """
 
-import importlib
 from typing import TYPE_CHECKING
 
 from keras_transformer.data.batch_plans import FewShapes, PackedRows
@@ -37,13 +36,6 @@ from keras_transformer.data.token_ids import IdRows, tokenize, tokenize_document
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
 
 if TYPE_CHECKING:  # for editors and the documentation; see `__getattr__`
-    from keras_transformer.data.question_answering import (
-        Questions,
-        answer_batches,
-        checked_questions,
-        read_squad,
-        score_answers,
-    )
     from keras_transformer.data.segments import pack_segments
 
 __all__ = [
@@ -59,12 +51,9 @@ __all__ = [
     "ParallelText",
     "Prepared",
     "PretrainingBatches",
-    "Questions",
     "TextSegments",
     "TextWindows",
     "TokenBatches",
-    "answer_batches",
-    "checked_questions",
     "hold_out",
     "labelled",
     "mask_tokens",
@@ -77,33 +66,24 @@ __all__ = [
     "read_labelled_folder",
     "read_labelled_table",
     "read_labelled_tsv",
-    "read_squad",
     "read_table",
     "read_text",
     "read_text_dataset",
     "read_tsv",
-    "score_answers",
     "sliding_windows",
     "split_sentences",
     "tokenize",
     "tokenize_documents",
 ]
 
-_MODULES = {
-    "Questions": "question_answering",
-    "answer_batches": "question_answering",
-    "checked_questions": "question_answering",
-    "pack_segments": "segments",
-    "read_squad": "question_answering",
-    "score_answers": "question_answering",
-}
-
 
 def __getattr__(name):
-    if name in _MODULES:
-        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    if name == "pack_segments":
+        from keras_transformer.data.segments import pack_segments
+
+        return pack_segments
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__():
-    return [*globals(), *_MODULES]
+    return [*globals(), "pack_segments"]

@@ -5,14 +5,10 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer, read_texts
-from keras_transformer.data.question_answering import (
-    check_windows,
-    passage_windows,
-    segments_of,
-)
 from keras_transformer.data.segments import fill_up
 from keras_transformer.models.bert_models import BertQuestionAnsweringModel
 from keras_transformer.models.text_model import check_kind
+from keras_transformer.serving.passages import check_windows, passage_windows, segments_of
 from keras_transformer.serving.served_model import (
     TEXT,
     ServedModel,

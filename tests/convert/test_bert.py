@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.serving import Classifier
+from keras_transformer.serving import Answerer, Classifier
 from tests.reference import array
 from train import convert as command
 from train.classification import main as classification
@@ -94,6 +94,56 @@ def test_outputs_are_those_of_hugging_face(head, hidden_act, epsilon, tmp_path):
         largest = max(1.0, np.abs(other).max())
         np.testing.assert_allclose(one[rows], other[rows], rtol=0, atol=1e-5 * largest)
     assert set(ours.attention_scores(ids, segments)) == {"encoder"}
+
+
+def test_answers_are_those_of_hugging_face(tmp_path):
+    """Beside the best span of whole words that their tokenizer and model give, part by part."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = saved(tmp_path, "ForQuestionAnswering")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    answerer = convert.load(tmp_path)
+    assert isinstance(answerer, Answerer)
+    sources = demo_corpus(60).sources
+    questions = [" ".join(text.split()[:2]) for text in sources[:6]]
+    contexts = [" ".join(sources[8 * row :][: row + 1]) for row in range(6)]
+    num_parts = []
+    for question, context, answer in zip(
+        questions, contexts, answerer(questions, contexts), strict=True
+    ):
+        asked = len(tokenizer(question, add_special_tokens=False)["input_ids"])
+        assert asked <= 10, "a question is read whole"
+        whole = tokenizer(context, add_special_tokens=False, return_offsets_mapping=True)
+        words = {}  # where each starts and ends in the passage
+        for word, (start, end) in zip(whole.word_ids(), whole["offset_mapping"], strict=True):
+            words[word] = words.get(word, (start, end))[0], end
+        parts = tokenizer(  # of 40 positions, every 13 tokens
+            question, context, truncation="only_second", max_length=40, stride=40 - 3 - asked - 13,
+            return_overflowing_tokens=True,
+        )  # fmt: skip
+        num_parts.append(len(parts["input_ids"]))
+        spans, none = [], []
+        for part, ids in enumerate(parts["input_ids"]):
+            segments = torch.tensor([parts["token_type_ids"][part]])
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([ids]), token_type_ids=segments)
+            first, last = (
+                side[0].double().softmax(0).numpy()
+                for side in (logits.start_logits, logits.end_logits)
+            )
+            none.append(first[0] * last[0])
+            word_of, sides = parts.word_ids(part), parts.sequence_ids(part)
+            columns = [column for column, side in enumerate(sides) if side == 1]
+            spans += [
+                (first[one] * last[other], words[word_of[one]][0], words[word_of[other]][1])
+                for one in columns
+                for other in columns
+                if one <= other < one + answerer.max_answer_length
+            ]
+        score, start, end = max(spans)
+        assert (answer.start, answer.end, answer.text) == (start, end, context[start:end])
+        assert (answer.score, answer.no_answer) == pytest.approx((score, min(none)), rel=1e-4)
+    assert max(num_parts) > 2
 
 
 @pytest.mark.parametrize("kind", ["vocab.txt", "tokenizer.json", "cased"])

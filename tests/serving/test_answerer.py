@@ -4,12 +4,11 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.data import answer_batches, checked_questions
-from keras_transformer.data.question_answering import passage_windows
 from keras_transformer.serving import Answerer, served_model
 from keras_transformer.serving import answerer as serving_answerer
+from keras_transformer.serving.passages import passage_windows, segments_of
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.tokenizers import train_word_pieces
+from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece, train_word_pieces
 from tests.reference import array, fill
 
 CONTEXTS = [
@@ -51,6 +50,28 @@ def of_a_table(tokenizer):
     return Answerer(Table(tokenizer.vocabulary_size), tokenizer, **SIZES)
 
 
+def test_a_long_passage_is_read_in_parts_that_overlap():
+    context, asked = "Élise, 7, lives in  Köln; Bo lives in Ulm.", ["Who lives in Ulm?"]
+    words = {"who", "?", "elise", ",", "7", "in", ";", "bo", "ulm", "."}
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = WordPieceTokenizer([*special, "live", "##s", "ko", "##ln", *sorted(words)])
+    windows = passage_windows(tokenizer, asked, [context], 16, 4, 5)
+    [question] = tokenizer.tokenize(asked).to_list()
+    [passage] = tokenizer.tokenize([context]).to_list()
+    assert len(passage) == 16 and len(question) == 6, "of which 5 are read"
+    rows = [[2, *question[:5], 3, *passage[first : first + 8], 3] for first in (0, 4, 8)]
+    assert windows.token_ids.to_list() == rows
+    assert windows.first_tokens.numpy().tolist() == [0, 4, 8]
+    assert windows.first_columns.numpy().tolist() == [7] * 3
+    places = zip(windows.starts[0].numpy(), windows.ends[0].numpy(), strict=True)
+    assert [context[start:end] for start, end in places] == [
+        *("Élise", ",", "7", ",", "lives", "lives", "in", "Köln", "Köln", ";"),
+        *("Bo", "lives", "lives", "in", "Ulm", "."),
+    ]
+    segments = segments_of(windows.token_ids.to_tensor(), tokenizer)
+    assert segments.numpy().tolist() == [[0] * 7 + [1] * 9] * 3
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_the_answer_is_the_most_probable_span_of_all_parts(of_a_table, tokenizer, seed):
     table = of_a_table.model
@@ -88,27 +109,32 @@ def test_a_model_learns_where_answers_stand_and_padding_does_not_count(tokenizer
     keras.utils.set_random_seed(3)
     model = model_of(tokenizer, dropout=0.0, attention_dropout=0.0)
     texts = [f"{name} lives in {town}." for name in ("Bo", "Élise") for town in ("Ulm", "Köln")]
-    answers = [((text.split()[0], 0),) for text in texts]
-    text = checked_questions(["Who lives in Ulm?", "who?"] * 2, texts, answers)
-    sizes = {"max_length": 18, "stride": 5, "max_question_length": 6}
-    [(inputs, labels)] = answer_batches(tokenizer, text, **sizes).epoch()
+    questions = ["Who lives in Ulm?", "who?"] * 2
+    windows = passage_windows(tokenizer, questions, texts, 18, 5, 6)
+    token_ids = windows.token_ids.to_tensor()
+    inputs = {"token_ids": token_ids, "segment_ids": segments_of(token_ids, tokenizer)}
+    # The answer is the name, with which each text begins; other parts point to [CLS].
+    names = [len(text.split()[0]) for text in texts]
+    last = [int(np.sum(windows.ends[row].numpy() <= names[row])) - 1 for row in range(len(texts))]
+    questions_of, columns = windows.questions.numpy(), windows.first_columns.numpy()
+    spans = np.stack([columns, columns + np.take(last, questions_of)], axis=1)
+    labels = np.where(windows.first_tokens.numpy()[:, None] == 0, spans, 0).astype("float32")
     logits = array(model(inputs)).astype(float)
-    positions, rows = labels.numpy().astype(int), np.arange(len(labels))
+    positions, rows = labels.astype(int), np.arange(len(labels))
     expected = np.log(np.exp(logits).sum(axis=2))
     expected -= np.stack([logits[rows, side, positions[:, side]] for side in (0, 1)], axis=1)
     model.compile(kt.Adam(0.01), kt.TokenCrossentropy(pad_id=-1))
-    batches = answer_batches(tokenizer, text, **sizes)
-    np.testing.assert_allclose(
-        model.evaluate(batches.epoch(), verbose=0), expected.mean(), rtol=1e-5
-    )
+    found = model.evaluate(inputs, labels, batch_size=len(labels), verbose=0)
+    np.testing.assert_allclose(found, expected.mean(), rtol=1e-5)
     short = {name: part[:1, :9] for name, part in inputs.items()}
     wide = {name: tf.pad(part, [[0, 0], [0, 3]]) for name, part in short.items()}
     np.testing.assert_allclose(array(model(wide))[:, :, :9], array(model(short)), atol=1e-5)
     assert array(model(wide))[:, :, 9:].max() < -1e8
-    losses = model.fit(batches.dataset(), steps_per_epoch=40, epochs=2, verbose=0).history["loss"]
+    fit = {"batch_size": len(labels), "epochs": 80, "verbose": 0}
+    losses = model.fit(inputs, labels, **fit).history["loss"]
     assert losses[-1] < 0.3 * expected.mean()
     answerer = Answerer(model, tokenizer, **SIZES)
-    assert [each.text for each in answerer(text.questions, texts)] == ["Bo", "Bo", "Élise", "Élise"]
+    assert [each.text for each in answerer(questions, texts)] == ["Bo", "Bo", "Élise", "Élise"]
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert type(loaded) is type(model)
@@ -155,6 +181,12 @@ def test_what_does_not_fit_is_refused(tokenizer):
     model = model_of(tokenizer)
     with pytest.raises(ValueError, match=r"at most the 20 positions .* max_length=384"):
         Answerer(model, tokenizer)
+    with pytest.raises(
+        ValueError, match="Received: stride=10, max_length=18, max_question_length=6"
+    ):
+        Answerer(model, tokenizer, **{**SIZES, "stride": 10})
+    with pytest.raises(ValueError, match=r"need a WordPieceTokenizer\. Received: a Sent"):
+        Answerer(model, train_sentencepiece(CONTEXTS, 300), **SIZES)
     with pytest.raises(ValueError, match=r"must come from bert_question_answering\(\)"):
         Answerer(kt.bert_classifier(kt.bert(9, "tiny", num_layers=1), 2), tokenizer)
     with pytest.raises(ValueError, match="Received: 2 questions, 1 contexts"):

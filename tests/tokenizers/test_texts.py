@@ -9,7 +9,6 @@ import pytest
 from keras_transformer import data, tokenizers
 
 LINES = ["to be or not to be", "that is the question", "a cat sat"] * 3
-ANSWERS = [((line, 0),) for line in LINES]
 TOKENIZERS = {
     "pieces": lambda: tokenizers.train_sentencepiece(LINES, 290),
     "words": lambda: tokenizers.train_sentencepiece(LINES, 12, "words"),
@@ -30,7 +29,6 @@ def readers():
     """Functions from a list of texts to a value that can be compared."""
     made = {name: make() for name, make in TOKENIZERS.items()}
     letters = made["bytes"]
-    questions = data.checked_questions(LINES, LINES, ANSWERS)
     labels = [("a",), ("b",), ("c",)] * 3
     return {
         **{name: lambda texts, t=t: t.tokenize(texts).to_list() for name, t in made.items()},
@@ -38,9 +36,6 @@ def readers():
         "documents": lambda texts: data.tokenize_documents([texts], letters).to_list(),
         "sentences": data.split_sentences,
         "labelled": lambda texts: data.labelled(texts, labels[: len(texts)]).texts,
-        "questions": lambda texts: data.checked_questions(texts, texts, [()] * len(texts)),
-        "contexts": lambda texts: data.checked_questions(LINES[: len(texts)], texts, [()] * 9),
-        "answers": lambda texts: data.score_answers(texts, questions),
         "train pieces": lambda texts: vocabulary_of(tokenizers.train_sentencepiece, texts, 277),
         "train words": lambda texts: vocabulary_of(
             tokenizers.train_sentencepiece, texts, 17, "words"
@@ -81,7 +76,7 @@ def test_a_lone_surrogate_is_read_as_u_fffd_and_what_is_no_text_is_named_with_it
 
 @pytest.mark.soak
 def test_many_lone_surrogates_and_values_that_are_no_text():
-    assert check_texts(range(1, 21)) > 300
+    assert check_texts(range(1, 21)) > 250
 
 
 PARTS = [

@@ -5,6 +5,7 @@ import gzip
 import os
 import string
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -14,6 +15,7 @@ from keras_transformer.tokenizers.word_pieces import (
     WordPieceTokenizer,
     split_words,
     train_word_pieces,
+    word_spans,
 )
 
 from .served import served_round_trip
@@ -104,6 +106,31 @@ def test_case_and_accents_are_kept_in_a_cased_vocabulary():
     assert split_words(["Straße Σας ΑΣ"]).to_list() == [
         [word.encode() for word in ("straße", "σας", "ας")]
     ], "small letters, not folded ones"
+
+
+@pytest.mark.slow
+def test_words_stand_where_their_spans_say():
+    texts = [
+        "Élise, 7, lives in  Köln; Bo lives in Ulm.",
+        "", "  ", "a", "x\u200by cafe\u0301! ", "日本は12,50 €", "don't\tstop", "\u0301 a",
+        "ΣΟΦΟΣ ΣΑΣ", "İstanbul", "한국 ½ ß ﬁ", "a\x00b", "\u0301", "-",
+    ]  # fmt: skip
+    draw = np.random.default_rng(3)
+    signs = list("ab é,.!日 \t\n\u0301\u200b\ufffdß한́İΣ")
+    texts += ["".join(draw.choice(signs, draw.integers(0, 12))) for _ in range(300)]
+    for lowercase in (True, False):
+        words = split_words(texts, lowercase)
+        starts, ends = word_spans(texts, lowercase)
+        assert starts.row_lengths().numpy().tolist() == words.row_lengths().numpy().tolist()
+        for text, row, *places in zip(
+            texts, words.to_list(), starts.to_list(), ends.to_list(), strict=True
+        ):
+            for word, start, end in zip(row, *places, strict=True):
+                [same] = split_words([text[start:end]], lowercase).to_list()
+                # A capital sigma at the end of a word has a small form of its own.
+                sigmas = [w.decode().replace("\u03c2", "\u03c3") for w in (word, *same)]
+                assert len(same) == 1 and sigmas[0] == sigmas[1], (text, start, end)
+                assert end <= len(text) and not text[start].isspace()
 
 
 def test_invalid_utf_8_is_left_out(tokenizer):
