@@ -126,15 +126,6 @@ def xla_draws_the_noise_of_plain_tensorflow():
     np.testing.assert_array_equal(plain[0, 0].astype(int), [0, 1, 1, 1, 0, 0, 1])
 
 
-@canary("training.drawn")
-def xla_cuts_the_tokens_of_plain_tensorflow():
-    plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)
-    plain = internals.drawn((3, 700), 0.3, plain).numpy()
-    draw = tf.function(lambda: internals.drawn((3, 700), 0.3, compiled), jit_compile=True)
-    np.testing.assert_array_equal(draw().numpy(), plain)
-    assert abs(plain.mean() - 0.3) < 0.05
-
-
 @canary(*(f"training.{what}_metrics" for what in ("compiled", "build_compiled", "forget_compiled")))
 def metrics_of_compile_are_one_metric_that_can_be_forgotten():
     model = model_of_two_layers(metrics=["mae"])

@@ -65,8 +65,8 @@ class ClassificationConfig(TrainingConfig):
             "size", "blocks", "activation", "normalize_first", "tokens", "vocabulary_size",
             beside="from_scratch",
         ),
-        "--r-drop and --cutoff compare probabilities, which --task regression lacks": (
-            "task=regression", "r_drop cutoff",
+        "--r-drop compares probabilities, which --task regression lacks": (
+            "task=regression", "r_drop",
         ),
     }  # fmt: skip
 

@@ -12,7 +12,6 @@ from .deferred import Deferred, keras, kt
 from .training_config import SIZE
 
 block = Deferred("keras_transformer.layers.block")
-consistency = Deferred("keras_transformer.training.consistency")
 
 folders = Deferred("keras_transformer.data.prepared")
 token_ids = Deferred("keras_transformer.data.token_ids")
@@ -236,13 +235,7 @@ class Experiment:
         return [text and self.from_json(text) for text in texts]
 
     def compiled_model(self, tokenizer, batches):
-        config, largest = self.config, max(getattr(tokenizer, "special_ids", ()), default=0)
-        if config.cutoff and largest >= consistency.FIRST_PIECE:
-            raise ValueError(
-                "--cutoff keeps tokens with ids below 4, and would cut this tokenizer's control "
-                f"symbols, such as [SEP]. Use --r-drop. Received: --cutoff {config.cutoff}, a "
-                f"control symbol with the id {largest}."
-            )
+        config = self.config
         model = self.build(tokenizer, batches)
         if config.lora_rank:
             targets = [name.strip() for name in config.lora_targets.split(",")]
@@ -257,7 +250,6 @@ class Experiment:
             clip_norm=self.config.clip_norm or None,
             accumulation_steps=self.config.accumulation_steps,
             r_drop=self.config.r_drop or None,
-            cutoff=self.config.cutoff or None,
             **self.objective(batches),
         )
 

@@ -160,11 +160,6 @@ class LanguageModelConfig(TrainingConfig):
                 "--stride must be at most --context, so that no token is left out. "
                 f"Received: {self.stride} and {self.context}."
             )
-        if self.cutoff:
-            raise ValueError(
-                "--cutoff must be 0: it replaces tokens with padding, which language models lack. "
-                f"--r-drop needs none. Received: {self.cutoff}."
-            )
 
     def has_validation(self):
         return bool(self.valid_text or self.hold_out) or self.has_held_out()

@@ -64,10 +64,10 @@ class PretrainingConfig(TrainingConfig):
                 "--label-smoothing must be 0: the loss of pretraining has none. "
                 f"Received: {self.label_smoothing}."
             )
-        if self.r_drop or self.cutoff:
+        if self.r_drop:
             raise ValueError(
-                "--r-drop and --cutoff must be 0: they need a loss of one output, and pretraining "
-                f"has two. Received: --r-drop {self.r_drop} and --cutoff {self.cutoff}."
+                "--r-drop must be 0: it needs a loss of one output, and pretraining has two. "
+                f"Received: {self.r_drop}."
             )
         if self.hold_out == 1:
             raise ValueError(

@@ -85,7 +85,6 @@ class TrainingConfig(Settings):
     further_dimensions: ClassVar[tuple] = ("blocks",)  # what its models take beside those of all
     training_text: ClassVar[dict]  # the entry of `exclusive`
     exclusive: ClassVar[dict] = {
-        "--r-drop and --cutoff each make a second pass. Choose one of them": ("r_drop", "cutoff"),
         "--packed makes batches of one shape. Leave --shapes out or set it to 0": (
             "packed", "shapes",
         ),
@@ -171,11 +170,6 @@ class TrainingConfig(Settings):
         "weight of R-Drop, which draws two passes with different dropout together; 5 suits "
         "translation; 0 for none",
         ge=0,
-    )
-    cutoff: float = probability(
-        0.0,
-        "probability of cutting a token from a second pass, drawn together with the first; 0.05 "
-        "suits translation; 0 for none",
     )
     clip_norm: float = setting(0.0, "clip the gradient to this norm; 0 to not clip", ge=0)
     accumulation_steps: int = setting(1, "parts to split a batch into, to save memory", ge=1)

@@ -55,8 +55,7 @@ class StepSettings:
     average: MovingAverage | None = None
     dropout_seeds: DropoutSeeds | None = None
     r_drop: float | None = None
-    cutoff: float | None = None
-    consistency: Consistency | None = None  # of either
+    consistency: Consistency | None = None  # of r_drop
     objective: "Objective | None" = None  # on TensorFlow
     loss_scale: LossScale | None = None  # on TensorFlow; on JAX the optimizer scales the loss
 
@@ -82,7 +81,6 @@ class CompileMixin:
         accumulation_steps=1,
         ema_momentum=None,
         r_drop=None,
-        cutoff=None,
     ):
         check_take_logits(self, loss, metrics, weighted_metrics)
         optimizer = keras.optimizers.get(optimizer)
@@ -95,8 +93,8 @@ class CompileMixin:
             check_strategy(self, steps_per_execution)
         check_model(self, accumulation_steps, ema_momentum)
         consistency = None
-        if r_drop is not None or cutoff is not None:
-            consistency = Consistency(self, summed_loss, r_drop, cutoff)
+        if r_drop is not None:
+            consistency = Consistency(self, summed_loss, r_drop)
         is_sum = getattr(summed_loss, "reduction", None) == "sum"
         is_penalised = any(weight.regularizer is not None for weight in self.trainable_weights)
         if is_sum and is_penalised and accumulation_steps > 1 and not ON_TENSORFLOW:
@@ -160,9 +158,8 @@ class CompileMixin:
             accumulation_steps=accumulation_steps,
             ema_momentum=ema_momentum,
             average=average,
-            dropout_seeds=DropoutSeeds(self, consistency.variables if consistency else ()),
+            dropout_seeds=DropoutSeeds(self),
             r_drop=r_drop,
-            cutoff=cutoff,
             consistency=consistency,
             objective=objective,
             loss_scale=loss_scale,
@@ -173,7 +170,7 @@ class CompileMixin:
         config = super().get_compile_config()
         if not config:
             return config
-        for name in ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop", "cutoff"):
+        for name in ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop"):
             config[name] = getattr(self._step, name)
         if ON_TENSORFLOW:
             has_scale = self._step.loss_scale is not None

@@ -69,18 +69,6 @@ def set_keras_mask(tensor, mask):
     set_keras_mask(tensor, mask)
 
 
-def drawn(shape, rate, seed_generator):
-    """Booleans of a shape that are True with a probability, the same plain and under XLA.
-
-    Relies on TensorFlow's Philox giving the same bits on every device, plain and under XLA.
-    """
-    if not ON_TENSORFLOW:
-        return keras.random.uniform(shape, seed=seed_generator) < rate
-    seed = tf.cast(tf.math.floormod(seed_generator.next(), tf.int32.max - 1), tf.int32)
-    bits = tf.random.stateless_uniform(shape, seed, None, None, tf.uint32, alg="philox")
-    return bits < tf.constant(min(round(rate * 2**32), 2**32 - 1), tf.uint32)
-
-
 def compiled_metrics(model):
     """The metrics given to `compile`, as the one metric in which Keras wraps them, or None.
 

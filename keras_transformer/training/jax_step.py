@@ -119,7 +119,7 @@ class JaxTrainStep(CompileMixin):
     ):  # fmt: skip
         views = self._step.consistency if training else None
         if views is not None:
-            x, metrics_state = self._stateless(metrics_state, lambda: views.views_of(x))
+            x = views.views_of(x)
             scaled, (loss, outputs, *states) = super().compute_loss_and_updates(
                 weights, others, metrics_state, x, y, sample_weight, training, optimizer_variables
             )
@@ -247,13 +247,9 @@ class JaxTrainStep(CompileMixin):
 
     @property
     def metrics_variables(self):
-        """The state that `fit` passes on: of metrics, the moving average, and cutoff's seeds."""
-        average, views = self._step.average, self._step.consistency
-        averages, seeds = (
-            [] if average is None else average.values,
-            views.variables if views else [],
-        )
-        return [*super().metrics_variables, *averages, *seeds]
+        """The state that `fit` passes on: of metrics, and the moving average."""
+        average = self._step.average
+        return [*super().metrics_variables, *([] if average is None else average.values)]
 
 
 def has_gpu():

@@ -29,7 +29,7 @@ else:
             super().compile(*arguments, **kwargs)
 
         def compile_from_config(self, config):
-            own = ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop", "cutoff")
+            own = ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop")
             given = {name: config[name] for name in own if config.get(name)}
             if given not in ({}, {"accumulation_steps": 1}):
                 raise ValueError(
@@ -102,10 +102,6 @@ class Model(OwnStep, keras.Model):
             and its loss is the mean of both cross-entropies plus half of the weight times the mean
             of both KL divergences, in nats. None for one pass. Source: Liang et al. 2021, section
             2.1 (https://arxiv.org/abs/2106.14448).
-        cutoff: probability in (0, 1) of replacing a token with padding in a second pass, but no
-            first token and no control symbol, of an id below 4; the divergence is that of Jensen
-            and Shannon, with the authors' weight of 5. None for one pass. Source: Shen et al. 2020,
-            section 3 (https://arxiv.org/abs/2009.13818).
 
     Examples:
         >>> inputs = keras.Input((3,))

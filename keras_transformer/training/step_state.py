@@ -74,7 +74,7 @@ def _copy_of(variable):
 
 
 class DropoutSeeds:
-    """The random state of a model's dropout and of cutoff, different on each replica.
+    """The random state of a model's dropout, different on each replica.
 
     Keras mirrors the state, so all replicas would drop the same units. A state is a pair of seed
     and counter; here the replica that gets part i of each batch adds i times a stride to its
@@ -82,15 +82,14 @@ class DropoutSeeds:
     are no replicas: all devices share the state.
     """
 
-    def __init__(self, model, others=()):
-        self._model, self._others = model, others
+    def __init__(self, model):
+        self._model = model
         self._strategy = model.distribute_strategy
 
     @property
     def variables(self):
         """Keras variables of the states; looked up each time, as a model may be built late."""
-        own = [v for v in self._model.variables if "seed_generator" in v.path]
-        return [*own, *self._others]
+        return [v for v in self._model.variables if "seed_generator" in v.path]
 
     def spread(self):
         """Sets the seeds of this worker's replicas. Idempotent."""

@@ -14,7 +14,6 @@ import pytest
 from keras_transformer.data import LabelledBatches, labelled
 from keras_transformer.serving import Classifier, Regressor
 from keras_transformer.serving.publishing.c_api import ask
-from keras_transformer.tokenizers import WordPieceTokenizer
 from train import classification
 from train.classification import ClassificationConfig, ClassificationExperiment
 from train.progress import StopWithoutProgress
@@ -306,13 +305,6 @@ def test_damaged_labels_are_named_and_made_again(trained, tmp_path, capsys, how)
     assert message.count("\n") == 1
     classification.main([*flags, "--run", str(run)])
     assert (run / "labels.json").read_text() == whole
-
-
-def test_cutoff_is_refused_where_it_would_cut_control_symbols():
-    pieces = ["[PAD]", "[unused1]", "a", "b", "c", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    experiment = ClassificationExperiment(ClassificationConfig(tsv="none.tsv", cutoff=0.1))
-    with pytest.raises(ValueError, match=r"--cutoff 0.1, a control symbol with the id 8\."):
-        experiment.compiled_model(WordPieceTokenizer(pieces), None)
 
 
 def test_losses_are_kept_for_a_process_that_goes_on_with_patience():

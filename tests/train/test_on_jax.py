@@ -28,7 +28,7 @@ pytestmark = [
 ]
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 11
-SETTINGS = [*conftest.SETTINGS, "--cutoff=0.1"]  # with which steps carry more than metrics
+SETTINGS = [*conftest.SETTINGS, "--r-drop=1"]
 TWO = ["--virtual-devices=2"]
 CUT = ["--virtual-devices=4", "--model-parallel=2"]  # batches are cut, too
 XL = ["--context=16", "--model=transformer_xl", "--batch-size=6"]

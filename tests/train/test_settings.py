@@ -210,9 +210,9 @@ TRAININGS = {
 # Between what a text needs and the limit.
 ROOM = {
     "translation": {"vocabulary_size": 280, "max_length": 8, "tokens_per_batch": 8},
-    "language_model": {"model": "transformer_xl", "batch_size": 3, "cutoff": 0.0},
+    "language_model": {"model": "transformer_xl", "batch_size": 3},
     "classification": {"vocabulary_size": 15},
-    "pretraining": {"vocabulary_size": 16, "label_smoothing": 0.0, "cutoff": 0.0},
+    "pretraining": {"vocabulary_size": 16, "label_smoothing": 0.0},
 }
 
 
