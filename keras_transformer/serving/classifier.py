@@ -60,6 +60,33 @@ class ServedEncoder(ServedModel):
             self._check_logits(model.output_shape)
         super().__init__(model, tokenizer)
 
+    @classmethod
+    def load(cls, run, dtype=None, weights="averaged"):
+        """Loads a finished run of `python -m train.classification`.
+
+        Args:
+            run: path of the run folder; for a `Regressor`, of a run of `--task regression`.
+            dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
+            weights: "averaged" or "best", as for `RunFolder.model`.
+
+        Returns:
+            An object of this class.
+
+        Raises:
+            ValueError: if the folder does not hold a finished run of this kind, or a file is
+                damaged.
+        """
+        folder = RunFolder(run)
+        names, multi_label = folder.labels()
+        if bool(names) != cls._has_labels:
+            kind = "has labels with names" if names else "predicts numbers"
+            other = "Classifier" if names else "Regressor"
+            raise ValueError(f"{run} {kind}. Load it as a serving.{other}.")
+        labels = {"labels": names, "multi_label": multi_label} if names else {}
+        max_length = folder.settings(["max_length"])["max_length"]
+        model, tokenizer = folder.model(dtype, weights), folder.tokenizer()
+        return cls(model, tokenizer, max_length=max_length, **labels)
+
     def attention(self, text):
         """The attention between the tokens of a text.
 
@@ -195,34 +222,13 @@ class Classifier(ServedEncoder):
         (2, 2)
     """
 
+    _has_labels = True
+
     def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
         if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
             raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
         self.labels, self.multi_label = tuple(labels), multi_label
         super().__init__(model, tokenizer, len(self.labels), max_length)
-
-    @classmethod
-    def load(cls, run, dtype=None, weights="averaged"):
-        """Loads a finished run of `python -m train.classification`.
-
-        Args:
-            run: path of the run folder.
-            dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
-            weights: "averaged" or "best", as for `RunFolder.model`.
-
-        Returns:
-            A `Classifier`.
-
-        Raises:
-            ValueError: if the folder does not hold a finished run of this kind, or a file is
-                damaged.
-        """
-        folder = RunFolder(run)
-        names, multi_label = folder.labels()
-        if not names:
-            raise ValueError(f"{run} predicts numbers. Load it as a serving.Regressor.")
-        max_length = folder.settings(["max_length"])["max_length"]
-        return cls(folder.model(dtype, weights), folder.tokenizer(), names, max_length, multi_label)
 
     def __call__(self, texts):
         """Labels texts. Warns if texts are longer than `max_length` and lose their middle.
@@ -315,31 +321,10 @@ class Regressor(ServedEncoder):
         (2,)
     """
 
+    _has_labels = False
+
     def __init__(self, model, tokenizer, max_length=512):
         super().__init__(model, tokenizer, 1, max_length)
-
-    @classmethod
-    def load(cls, run, dtype=None, weights="averaged"):
-        """Loads a finished run of `python -m train.classification --task regression`.
-
-        Args:
-            run: path of the run folder.
-            dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
-            weights: "averaged" or "best", as for `RunFolder.model`.
-
-        Returns:
-            A `Regressor`.
-
-        Raises:
-            ValueError: if the folder does not hold a finished run of this kind, or a file is
-                damaged.
-        """
-        folder = RunFolder(run)
-        names, _ = folder.labels()
-        if names:
-            raise ValueError(f"{run} has labels with names. Load it as a serving.Classifier.")
-        max_length = folder.settings(["max_length"])["max_length"]
-        return cls(folder.model(dtype, weights), folder.tokenizer(), max_length)
 
     def __call__(self, texts):
         """Predicts numbers. Warns if texts are longer than `max_length` and lose their middle.
