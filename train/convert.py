@@ -40,7 +40,7 @@ def main(arguments=None):
     parser.add_argument(
         "--from", dest="source", metavar="FOLDER",
         help="folder to read: config.json, *.safetensors and tokenizer files; an OpenNMT-tf run; "
-        "a KerasHub preset; or a model of CTranslate2",
+        "or a KerasHub preset",
     )  # fmt: skip
     parser.add_argument("--run", help="folder of the run, created by --from and read by --to")
     parser.add_argument(

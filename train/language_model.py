@@ -106,7 +106,7 @@ class LanguageModelConfig(TrainingConfig):
     pretrained: str = setting(
         "",
         "tune the model of a finished run, or of a folder of GPT-2, Llama and the like from "
-        "Hugging Face, of GPT-2 from KerasHub, or of CTranslate2",
+        "Hugging Face, or of GPT-2 from KerasHub",
     )
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"

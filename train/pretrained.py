@@ -4,7 +4,7 @@ from .deferred import Deferred, kt
 from .settings import flag_of
 from .training_config import DROPOUTS
 
-loading = Deferred("keras_transformer.convert.loading")
+opennmt = Deferred("keras_transformer.convert.opennmt")
 
 _MISSING = (None, "")  # of a setting that nobody has set; 0 is a value
 
@@ -28,7 +28,7 @@ def read_pretrained(path):
 
 def _settings_of_run(path):
     """The settings of a run of our own; None for a folder of another library."""
-    if loading.reader_by_files(path):
+    if opennmt.is_run(path):
         return None
     run = kt.serving.RunFolder(path)
     return None if {"model_type", "class_name"} & run.content().keys() else run.settings()

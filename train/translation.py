@@ -115,7 +115,7 @@ class TranslationConfig(TrainingConfig):
     pretrained: str = setting(
         "",
         "tune the model of a finished run, or of a folder of Marian, M2M100, NLLB, BART, "
-        "mBART-50, T5, OpenNMT-tf or CTranslate2",
+        "mBART-50, T5 or OpenNMT-tf",
     )
     vocabulary_size: int = setting(8000, "pieces shared by both languages", ge=LEAST_PIECES)
     size: Literal["tiny", "base", "big"] = setting("base", "published dimensions to start from")
@@ -303,7 +303,7 @@ class TranslationExperiment(Experiment):
     config_class = TranslationConfig
     what_is_pretrained = (
         "a finished run of train.translation, or a folder of Marian, M2M100, NLLB, BART, mBART-50, "
-        "T5, OpenNMT-tf or CTranslate2"
+        "T5 or OpenNMT-tf"
     )
 
     def __init__(self, config, texts=None, run=None):

@@ -19,14 +19,12 @@ from keras_transformer.convert.blocks import (
     is_t5,
     row_names,
 )
-from keras_transformer.convert.generation import power_penalty, run_sampling, run_settings
+from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.llama import family_of
-from keras_transformer.convert.marian import bias_in_our_order
 from keras_transformer.convert.tables import (
     ConversionError,
     Row,
-    VocabularyPermutation,
     arrays_of,
     require,
     rows_of,
@@ -72,7 +70,6 @@ NORMS = {
     "encoder.norm": "encoder/layer_norm",
     "decoder.norm": "decoder/layer_norm",
 }
-OUR_SETTINGS = "keras_transformer"  # in config.json, which CTranslate2 does not read
 EXAMPLES = (
     *("A dog runs.", "It is ten past six.", "12,50 €", "x", "no", "She", "two men", "a red car"),
     *("in the park", "we are here", "Why?", "7:30", "the", "open door", "Good", "night"),
@@ -103,7 +100,6 @@ def write(text_model, draft, dtype="float32"):
             "CTranslate2 supports models of translation(), language_model() and gpt2(). "
             f"Received: {model!r}."
         )
-    spec.config.add_attribute(OUR_SETTINGS, _our_settings(text_model))
     save(spec, draft, dtype)
     save_beside(text_model, draft)
 
@@ -218,38 +214,24 @@ class CTranslate2Engine:
         return [result.hypotheses[0] for result in results]
 
 
-def rows(model, target_order=None, source_order=None):
-    """The table of a translation or language model.
-
-    Args:
-        model: of `translation` or `language_model`.
-        target_order: the `VocabularyPermutation` of the ids; None for ours.
-        source_order: that of the source.
-    """
+def rows(model):
+    """The table of a model of `translation` or `language_model`."""
     is_translation = isinstance(model, TranslationModel)
     table = model.target_embedding if is_translation else model.embedding
-    target_order = target_order or VocabularyPermutation(range(table.vocabulary_size))
-    names, sides = ["decoder/embeddings/weight"], {"decoder": model.decoder}
+    names, sides = ("decoder/embeddings/weight",), {"decoder": model.decoder}
     if is_translation:
         source, sides["encoder"] = model.source_embedding, model.encoder
         if source is table:
-            names.append("encoder/embeddings_0/weight")
+            names += ("encoder/embeddings_0/weight",)
         else:
-            source_order = source_order or VocabularyPermutation(range(source.vocabulary_size))
-            yield source_order.row(source.embeddings, "encoder/embeddings_0/weight")
+            yield Row(source.embeddings, ("encoder/embeddings_0/weight",))
         if model.output_bias is not None:
-            yield target_order.row(
-                model.output_bias.bias,
-                "decoder/projection/bias",
-                missing=0.0,
-                to_ours=lambda array: bias_in_our_order(array, target_order),
-                to_theirs=lambda array: array[target_order.text_id_of],
-            )
+            yield Row(model.output_bias.bias, ("decoder/projection/bias",))
     if model.output_projection is table:
-        names.append("decoder/projection/weight")
+        names += ("decoder/projection/weight",)
     else:
-        yield target_order.row(model.output_projection.embeddings, "decoder/projection/weight")
-    yield target_order.row(table.embeddings, *names)
+        yield Row(model.output_projection.embeddings, ("decoder/projection/weight",))
+    yield Row(table.embeddings, names[:1], twins=names[1:])
     endings = ENDINGS[model.decoder.normalization]
     yield from rows_of(model, POSITIONS, endings={"embeddings": "/encodings"})
     yield from rows_of(model, NORMS, endings=endings)
@@ -260,21 +242,6 @@ def rows(model, target_order=None, source_order=None):
             scopes = [f"{side}/layer_{i}/self_attention" for i in range(stack.num_layers)]
             first, *others = [f"{scope}/relative_attention_bias" for scope in scopes]
             yield Row(stack.shared_bias.embeddings, (first,), twins=tuple(others))
-
-
-def _our_settings(text_model):
-    """What a folder needs to be read as the same text model, by the names of a run's settings."""
-    settings = text_model.settings
-    if hasattr(settings, "context"):
-        return {"context": settings.context, "sampling": run_sampling(settings)}
-    written = run_settings(settings, {})
-    source, target = text_model.tokenizer, text_model.target_tokenizer
-    further = {
-        "source_language": getattr(source, "language", None),
-        "target_language": getattr(target, "language", None),
-        "source_prefix": getattr(source, "prefix", None),
-    }
-    return written | {name: value for name, value in further.items() if value}
 
 
 def translation_spec(model, source_pieces, target_pieces, max_length):

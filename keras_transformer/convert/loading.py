@@ -3,7 +3,6 @@
 from keras_transformer.convert import (
     bart,
     bert,
-    ctranslate2_folder,
     gpt2,
     keras_hub,
     llama,
@@ -32,11 +31,6 @@ FAMILIES = {
     "roberta": bert.read,
     "t5": t5.read,
 }
-# Folders that are told by their files, not by config.json, and what reads them.
-TOLD_BY_FILES = {
-    ctranslate2_folder.is_folder: ctranslate2_folder.read,
-    opennmt.is_run: opennmt.read,
-}
 # Settings of Hugging Face's models, of any family, that change none of our numbers: of training,
 # of heads that are not read, of how to compute. Those of the search are in generation.py.
 HARMLESS = frozenset(
@@ -61,18 +55,12 @@ NEUTRAL = {
 }
 
 
-def reader_by_files(path):
-    """What reads a folder that is told by its files; None for one of Hugging Face or KerasHub."""
-    return next((read for is_one, read in TOLD_BY_FILES.items() if is_one(path)), None)
-
-
 def read(path):
     """Reads a released model of any family.
 
     Args:
         path: path of a folder with config.json, *.safetensors (or pytorch_model.bin if torch is
-            installed) and the tokenizer's files; of a KerasHub preset; of an OpenNMT-tf run; or of
-            a model of CTranslate2.
+            installed) and the tokenizer's files; of a KerasHub preset; or of an OpenNMT-tf run.
 
     Returns:
         `Converted`: model, tokenizer and settings.
@@ -81,8 +69,8 @@ def read(path):
         ConversionError: a ValueError, if the folder, one of its files, its family or one of its
             settings is not supported.
     """
-    if reader := reader_by_files(path):
-        return reader(path)
+    if opennmt.is_run(path):
+        return opennmt.read(path)
     folder = ModelFolder(path)
     settings = folder.settings
     family = settings.raw("model_type")
@@ -90,8 +78,7 @@ def read(path):
     if family not in [*FAMILIES] and not is_preset:
         raise ConversionError(
             f"{settings.file} must have a model_type of {', '.join(sorted(FAMILIES))}, or be that "
-            f"of a preset of KerasHub, or have model.bin of CTranslate2 beside it. Received: "
-            f"model_type={family!r:.80}."
+            f"of a preset of KerasHub. Received: model_type={family!r:.80}."
         )
     settings.ignore(HARMLESS | KNOWN)
     try:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:  # for editors and the documentation; see `__getattr__`
         train_sentencepiece,
     )
     from keras_transformer.tokenizers.symbols import SymbolTokenizer
-    from keras_transformer.tokenizers.whitespace import WhitespaceTokenizer
     from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer, train_word_pieces
 
 __all__ = [
@@ -27,7 +26,6 @@ __all__ = [
     "BytePairTokenizer",
     "SentencePieceTokenizer",
     "SymbolTokenizer",
-    "WhitespaceTokenizer",
     "WordPieceTokenizer",
     "load_tokenizer",
     "train_byte_pairs",
@@ -39,7 +37,6 @@ _MODULES = {
     "BytePairTokenizer": "byte_pairs",
     "SentencePieceTokenizer": "sentencepiece",
     "SymbolTokenizer": "symbols",
-    "WhitespaceTokenizer": "whitespace",
     "WordPieceTokenizer": "word_pieces",
     "load_tokenizer": "load",
     "train_byte_pairs": "byte_pairs",

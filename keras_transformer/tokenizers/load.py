@@ -4,7 +4,6 @@ from keras_transformer.files import DamagedFile, in_one_line
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.symbols import SymbolTokenizer
-from keras_transformer.tokenizers.whitespace import WhitespaceTokenizer
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
 
@@ -15,8 +14,7 @@ def load_tokenizer(path):
         path: path of the file.
 
     Returns:
-        A `SentencePieceTokenizer`, `BytePairTokenizer`, `WordPieceTokenizer`, `SymbolTokenizer` or
-        `WhitespaceTokenizer`.
+        A `SentencePieceTokenizer`, `BytePairTokenizer`, `WordPieceTokenizer` or `SymbolTokenizer`.
 
     Raises:
         DamagedFile: a ValueError with the path, if the file holds no tokenizer.
@@ -28,8 +26,6 @@ def load_tokenizer(path):
         kind = WordPieceTokenizer
     elif not beginning.startswith(b"{"):
         kind = SentencePieceTokenizer  # its protocol buffer never begins with a brace
-    elif beginning.startswith(b'{"tokens"'):
-        kind = WhitespaceTokenizer
     else:
         kind = SymbolTokenizer if b"characters" in beginning else BytePairTokenizer
     try:

@@ -13,7 +13,6 @@ from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
 from keras_transformer.tokenizers import SentencePieceTokenizer, WordPieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
-from tests.convert.model_bin import a_ctranslate2
 from tests.convert.test_opennmt import runs
 from train.demo.corpus import demo_corpus
 
@@ -224,5 +223,4 @@ FAMILIES = {
     "preset of bert": a_bert_preset,
     "preset of gpt2": a_gpt2_preset,
     "opennmt": an_opennmt,
-    "ctranslate2": a_ctranslate2,
 }

@@ -7,7 +7,6 @@ import shutil
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer import convert
@@ -16,97 +15,15 @@ from keras_transformer.data import TokenBatches, tokenize
 from keras_transformer.decoding import TokenRules
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SearchSettings, Translator
-from tests.convert.drawn import CORPUS, drawn_ids, noisy, translator_of
-from tests.convert.folders import FAMILIES
-from tests.reference import array
+from tests.convert.drawn import CORPUS, noisy, translator_of
 from train.demo.corpus import demo_corpus
 from train.translation import main as translation
 
 pytestmark = pytest.mark.oracle
 
 
-def check_same(found, ours, texts, **options):
-    """Compares a text model that was read back with the one that was written."""
-    for one, other in zip(found.model.weights, ours.model.weights, strict=True):
-        np.testing.assert_array_equal(array(one), array(other), err_msg=other.path)
-    settings = found.settings
-    if isinstance(ours, Translator):
-        answers = (model.answer(texts)["translation"].tolist() for model in (found, ours))
-        settings = dataclasses.replace(settings, num_best=ours.settings.num_best)  # as in a run
-    else:
-        answers = (model(texts, **options) for model in (found, ours))
-    one, other = answers
-    assert one == other
-    assert settings == ours.settings
-
-
 T5 = {"scale_embedding": False, "use_bias": False, "normalization": "rms",
       "position_bias": {"type": "t5", "num_buckets": 8, "max_distance": 20}}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_sequence_length": 24, "embedding_norm": True, "normalize_first": False},
-        {"source_end": False, "positions": {"interleaved": False, "first_position": 2}},
-        {"gated": True, "activation": gelu_tanh, **T5},
-        {"key_dim": 8, "num_decoder_layers": 1, **T5},
-    ],
-    ids=["BART", "no end", "T5", "T5 of narrow heads"],
-)
-def test_what_is_written_is_read_back(options, tokenizer, tmp_path):
-    pytest.importorskip("ctranslate2")
-    ours = translator_of(tokenizer, 2, **options)
-    texts = demo_corpus(12, seed=3).sources
-    check_same(convert.load(convert.write(ours, "ctranslate2", tmp_path / "model")), ours, texts)
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int16", "float16"])
-def test_smaller_weights_give_the_scores_of_the_engine_that_multiplies_them_out(
-    dtype, tokenizer, tmp_path
-):
-    ctranslate2 = pytest.importorskip("ctranslate2")
-    ours = translator_of(tokenizer)
-    path = convert.write(ours, "ctranslate2", tmp_path / dtype, dtype=dtype)
-    ids = [row[:19] for row in tokenizer.tokenize(demo_corpus(12, seed=3).sources).to_list()]
-    texts = [text.decode() for text in tokenizer.detokenize(tf.ragged.constant(ids)).numpy()]
-    # A text that was cut may have other pieces than before.
-    pieces = [[tokenizer.pieces(row) for row in tokenizer.tokenize(texts).to_list()]] * 2
-    engine = ctranslate2.Translator(str(path), device="cpu", compute_type="float32")
-    theirs = [sum(result.log_probs) for result in engine.score_batch(*pieces)]
-    found = convert.load(path)
-    # The engine's sines have 16 bits then; ours are whole.
-    tolerance = 1e-2 if dtype == "float16" else 1e-3
-    np.testing.assert_allclose(found.score(texts, texts), theirs, atol=tolerance)
-    assert np.abs(ours.score(texts, texts) - theirs).max() > 1e-5
-
-
-@pytest.mark.parametrize("name", ["t5", "gpt2", "llama"])
-def test_folders_of_its_own_converter_are_those_of_hugging_face(name, tmp_path):
-    pytest.importorskip("ctranslate2")
-    pytest.importorskip("transformers")
-    from ctranslate2.converters import TransformersConverter
-
-    (tmp_path / "theirs").mkdir()
-    FAMILIES[name](tmp_path / "theirs")
-    kept = "spiece.model tokenizer.model tokenizer.json vocab.json merges.txt".split()
-    kept = [file for file in kept if (tmp_path / "theirs" / file).exists()]
-    converter = TransformersConverter(str(tmp_path / "theirs"), copy_files=kept)
-    converter.convert(str(tmp_path / "model"))
-    ours, found = convert.read(tmp_path / "theirs"), convert.read(tmp_path / "model")
-    ids = drawn_ids(2, 7, 60, 1)
-    if name == "t5":  # which has another start here than its <s>, so its ids come one later
-        ids = {"source_ids": ids, "target_ids": ids[:, ::-1].copy()}
-        expected = array(ours.model(ids))[..., 4:400]
-        ids = {key: values + 1 for key, values in ids.items()}
-        np.testing.assert_array_equal(array(found.model(ids))[..., 5:401], expected)
-        assert found.model.source_without_end is None
-        return
-    np.testing.assert_array_equal(array(found.model(ids)), array(ours.model(ids)))
-    texts = ["A dog runs.", "it is ten", ""]
-    found, ours = convert.load(tmp_path / "model"), convert.load(tmp_path / "theirs")
-    assert found(texts, 7, temperature=1e-6) == ours(texts, 7, temperature=1e-6)
-    assert found.settings.start_id == ours.settings.start_id
 
 
 @pytest.mark.parametrize(
@@ -125,8 +42,22 @@ def test_folders_of_its_own_converter_are_those_of_hugging_face(name, tmp_path):
             },
         ),
         (4, {"scale_embedding": False, "use_bias": False, "activation": gelu_tanh}),
+        (2, {"max_sequence_length": 24, "embedding_norm": True, "normalize_first": False}),
+        (2, {"source_end": False, "positions": {"interleaved": False, "first_position": 2}}),
+        (1, {"gated": True, "activation": gelu_tanh, **T5}),
+        (1, {"key_dim": 8, "num_decoder_layers": 1, **T5}),
     ],
-    ids=["greedy", "pre-norm", "as Marian", "two vocabularies", "without biases"],
+    ids=[
+        "greedy",
+        "pre-norm",
+        "as Marian",
+        "two vocabularies",
+        "without biases",
+        "BART",
+        "no end",
+        "T5",
+        "T5 of narrow heads",
+    ],
 )
 def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
     pytest.importorskip("ctranslate2")
@@ -140,7 +71,6 @@ def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
     print(f"{sum(equal)} of {len(equal)} texts equal")
     assert all(equal)
     assert is_cut == answer["truncated"].tolist()
-    check_same(convert.load(path), ours, texts)
 
 
 @pytest.mark.soak
@@ -166,7 +96,6 @@ def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
         path = convert.write(ours, "ctranslate2", tmp_path / settings.scoring)
         engine = convert.CTranslate2Engine(path, ours)
         pairs = zip(ours(texts), engine.answer(texts)[0], strict=True)
-        check_same(convert.load(path), ours, texts)
         share = np.mean([one == other for one, other in pairs])
         print(f"{settings.num_beams} beams, {settings.scoring}: {share:.0%} of {len(texts)} equal")
         assert share >= least
@@ -207,8 +136,33 @@ def test_every_rule_is_honoured_or_named_as_a_difference():
         assert engine.differences() == words
 
 
+LLAMAS = {
+    "Llama": {
+        "attention_arguments": {"num_key_value_heads": 2, "rotary": {"max_wavelength": 500.0}}
+    },
+    "Qwen2": {
+        "attention_arguments": {
+            "use_bias": True,
+            "use_output_bias": False,
+            "rotary": {"scaling": {"type": "linear", "factor": 2.0}},
+        },
+        "tie_output": False,
+    },
+    "Qwen3": {
+        "attention_arguments": {"query_key_norm": 1e-6, "rotary": {}},
+        "key_dim": 16,
+        "norm_epsilon": 1e-6,
+    },
+}
+
+
 @pytest.mark.parametrize(
-    "kind", ["gpt2", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("sines", "learned"))]
+    "kind",
+    [
+        "gpt2",
+        *LLAMAS,
+        *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("sines", "learned")),
+    ],
 )
 def test_language_models_go_on_as_ours(kind, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2")
@@ -218,6 +172,8 @@ def test_language_models_go_on_as_ours(kind, tmp_path):
         "learned": lambda: kt.language_model(400, 64, num_layers=2, normalize_first=False),
         "gpt2": lambda: kt.gpt2(vocabulary_size=400, max_sequence_length=64, num_layers=2,
                                 hidden_dim=48, num_heads=4),
+        **{name: lambda: kt.language_model(400, num_layers=2, blocks="llama", **LLAMAS[kind])
+           for name in LLAMAS},
     }[kind]()  # fmt: skip
     generator = Generator(
         noisy(model), tokenizer, kt.serving.SamplingSettings(context=64, max_tokens=9)
@@ -233,29 +189,6 @@ def test_language_models_go_on_as_ours(kind, tmp_path):
     )  # fmt: skip
     written = tokenizer.detokenize([result.sequences_ids[0] for result in found]).numpy()
     assert generator(texts, max_tokens=9, temperature=1e-6) == [text.decode() for text in written]
-    check_same(convert.load(path), generator, texts, max_tokens=9, temperature=1e-6)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"attention_arguments": {"num_key_value_heads": 2, "rotary": {"max_wavelength": 500.0}}},
-        {"attention_arguments": {"use_bias": True, "use_output_bias": False, "rotary": {
-            "scaling": {"type": "linear", "factor": 2.0}}}, "tie_output": False},
-        {"attention_arguments": {"query_key_norm": 1e-6, "rotary": {}}, "key_dim": 16,
-         "norm_epsilon": 1e-6},
-    ],
-    ids=["Llama", "Qwen2", "Qwen3"],
-)  # fmt: skip
-def test_language_models_like_llama_are_read_back(options, tmp_path):
-    pytest.importorskip("ctranslate2")
-    tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 400)
-    model = noisy(kt.language_model(400, num_layers=2, blocks="llama", **options))
-    settings = kt.serving.SamplingSettings(64, 9, top_k=5, start_id=7, end_ids=[9])
-    ours = Generator(model, tokenizer, settings)
-    path = convert.write(ours, "ctranslate2", tmp_path / "model")
-    texts = [text[:15] for text in demo_corpus(8, seed=3).sources]
-    check_same(convert.load(path), ours, texts, max_tokens=9, temperature=1e-6)
 
 
 def generator_of():
@@ -274,7 +207,7 @@ def backwards(array):
     return np.ascontiguousarray(array[::-1])
 
 
-@pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["int8", "int16", "bfloat16", "float16"])
 def test_smaller_weights_are_loaded_and_compared(dtype, tokenizer, tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     ours = translator_of(tokenizer)

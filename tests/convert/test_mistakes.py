@@ -11,7 +11,6 @@ from keras_transformer.convert import (
     ConversionError,
     bart,
     bert,
-    ctranslate2_folder,
     gpt2,
     llama,
     m2m100,
@@ -85,7 +84,6 @@ def with_setting(file, names, value):
 BUILDERS = (
     (marian, "translation"), (m2m100, "translation"), (bart, "translation"), (t5, "translation"),
     (gpt2, "gpt2"), (llama, "language_model"), (bert, "bert"),
-    (ctranslate2_folder, "translation"),
 )  # fmt: skip
 
 
@@ -149,8 +147,7 @@ def test_search_settings_of_opennmt_of_a_wrong_kind_are_one_line(name, value, tm
 
 
 VOCABULARIES = ("vocab.json", "target_vocab.json", "assets/tokenizer/vocabulary.json",
-                "vocab.txt", "assets/tokenizer/vocabulary.txt", "target.vocab",
-                "target_vocabulary.txt")  # fmt: skip
+                "vocab.txt", "assets/tokenizer/vocabulary.txt", "target.vocab")  # fmt: skip
 
 
 def with_pieces(file, change):
@@ -198,8 +195,8 @@ def test_a_vocabulary_that_does_not_fit_the_table_is_one_line(family):
             convert.read(folder)
         assert one_line(error.value, family)
         file.write_text(before, "utf-8")
-    if folder != family or (family / "model.bin").exists():
-        return  # OpenNMT-tf and CTranslate2 have a word for each row
+    if folder != family:
+        return  # OpenNMT-tf has a word for each row
     for file in files:
         before = with_pieces(file, -2)
         found = convert.read(folder)

@@ -37,7 +37,7 @@ def a_pretraining(path):
 
 SMALL = {name: make for name, make in FAMILIES.items() if "preset" not in name}
 SMALL = {**SMALL, "pretraining of bert": a_pretraining}
-del SMALL["opennmt"], SMALL["ctranslate2"]
+del SMALL["opennmt"]
 # The tokens that have the same ids in ours, which has a start of its own and no <s>.
 COLUMNS = dict.fromkeys(("bart", "m2m100", "mbart", "t5"), slice(4, 200))
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer import convert
-from keras_transformer.convert.ctranslate2_file import ModelFile
 from keras_transformer.convert.folder import ModelFolder
 from keras_transformer.convert.opennmt import OpenNMTSettings
 from keras_transformer.convert.sentencepiece import read_model
@@ -21,7 +20,6 @@ from keras_transformer.serving import RunFolder, run_folder
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
     SymbolTokenizer,
-    WhitespaceTokenizer,
     load_tokenizer,
     train_byte_pairs,
     train_sentencepiece,
@@ -218,20 +216,6 @@ def _read_opennmt(folder):
     settings.search()
 
 
-def _model_bin(folder):
-    from tests.convert.model_bin import content_of
-
-    table = np.arange(6, dtype="int8").reshape(2, 3)
-    variables = {"a/weight": table, "a/weight_scale": np.ones(2, "float32"), "n": np.int16(7)}
-    (folder / "model.bin").write_bytes(content_of(variables, [("b/weight", "a/weight")]))
-
-
-def _read_model_bin(folder):
-    file = ModelFile(folder / "model.bin")
-    for name in file.weights:
-        np.asarray(file.weights[name])
-
-
 def _export(folder):
     from tests.serving.exporting import Echo
 
@@ -256,7 +240,6 @@ def _trained(folder):
 
 BYTE_PAIRS = _tokenizer(_save(lambda: train_byte_pairs(TEXTS, 270)))
 PIECES = _tokenizer(_save(lambda: train_sentencepiece(TEXTS, 280)))
-SPACED = _tokenizer(_save(lambda: WhitespaceTokenizer(["a", "dog"])))
 WORDS = _tokenizer(_save(lambda: train_word_pieces(TEXTS, 35)))
 SYMBOLS = _tokenizer(_save(lambda: SymbolTokenizer("abc dog")))
 
@@ -273,9 +256,7 @@ PARSERS = {
     ),
     "weights": Reader(_weights, lambda folder: dict(ModelFolder(folder).arrays())),
     "settings of OpenNMT": Reader(_opennmt_settings, _read_opennmt, "[dw]*"),
-    "model.bin": Reader(_model_bin, _read_model_bin),
     "symbols": Reader(*SYMBOLS),
-    "tokens between spaces": Reader(*SPACED),
     "byte pairs": Reader(*BYTE_PAIRS, is_foreign=True),
     "word pieces": Reader(*WORDS, is_foreign=True),
     "SentencePiece": Reader(*PIECES, is_foreign=True),
@@ -303,7 +284,6 @@ MODELS = {
     "a folder of BART": _family("bart", "*"),
     "a folder of T5": _family("t5", "*"),
     "a preset of KerasHub": _family("preset of bert", "**/*"),
-    "a folder of CTranslate2": _family("ctranslate2", "*"),
     "a run of OpenNMT-tf": _family("opennmt", "**/*", "avg"),
 }
 READERS = PARSERS | MODELS

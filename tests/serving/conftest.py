@@ -14,7 +14,6 @@ from keras_transformer.serving import (
 )
 from keras_transformer.tokenizers import (
     SymbolTokenizer,
-    WhitespaceTokenizer,
     WordPieceTokenizer,
     train_byte_pairs,
     train_sentencepiece,
@@ -89,7 +88,6 @@ SMALL_MODULES = {
         multi_label=True,
     ),
     "classifier-characters": lambda: small_classifier(SymbolTokenizer("abc dog")),
-    "classifier-tokens": lambda: small_classifier(WhitespaceTokenizer(["a", "dog"])),
     "generator": lambda: small_generator(SymbolTokenizer()),
     "generator-characters": lambda: small_generator(SymbolTokenizer("abc dog")),
     "generator-byte-pairs": lambda: small_generator(train_byte_pairs(SENTENCES, 270)),

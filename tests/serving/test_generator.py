@@ -21,7 +21,6 @@ from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
     SymbolTokenizer,
-    WhitespaceTokenizer,
     train_byte_pairs,
     train_sentencepiece,
     train_word_pieces,
@@ -250,7 +249,6 @@ TOKENIZERS = {
     "words": lambda: train_sentencepiece(SENTENCES, 17, "words"),
     "byte pairs": lambda: train_byte_pairs(SENTENCES, 290),
     "word pieces": lambda: train_word_pieces(SENTENCES, 60),
-    "tokens": lambda: WhitespaceTokenizer(list(dict.fromkeys(" ".join(SENTENCES).split()))),
     "bytes": lambda: SymbolTokenizer(),
     "characters": lambda: SymbolTokenizer("".join(sorted(set("".join(SENTENCES))))),
 }
