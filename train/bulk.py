@@ -32,9 +32,8 @@ def answer_input(answering, options, max_length, how="truncated at the end"):
     Without such files, those of standard input; see `answer_lines`.
 
     Args:
-        answering: function of a module, with this name, that makes from the options a context of a
-            function from texts to their answers and whether each was truncated. Each worker calls
-            it.
+        answering: function of a module, with this name, that makes from the options a function
+            from texts to their answers and whether each was truncated. Each worker calls it.
         options: `FilesOptions`.
         max_length: longest text in tokens that is not truncated.
         how: how texts are truncated, in words.
@@ -47,8 +46,7 @@ def answer_input(answering, options, max_length, how="truncated at the end"):
     if options.input:
         _answer_files(answering, options, max_length, how)
         return
-    with answering(options) as answer:
-        answer_lines(answer, max_length, how)
+    answer_lines(answering(options), max_length, how)
 
 
 def _answer_files(answering, options, max_length, how):
@@ -103,18 +101,17 @@ def _answer_files(answering, options, max_length, how):
 @contextlib.contextmanager
 def _answered(answering, options, blocks):
     """Yields an iterator of blocks, their answers and whether each text was truncated."""
-    count = options.processes
     if options.runner == "ray":
-        with pool.actors(answering, options, count) as workers:
-            yield workers.answered(blocks)
-        return
-    count = count or max(1, len(visible_gpus(gpu_count(), os.environ)))
-    if count > 1:
-        with pool.processes(answering, options, count) as workers:
-            yield workers.answered(blocks)
-        return
-    with answering(options) as answer:
-        yield ((block, *(answer(block.texts) if block.texts else ([], []))) for block in blocks)
+        workers = pool.actors(answering, options, options.processes)
+    else:
+        count = options.processes or max(1, len(visible_gpus(gpu_count(), os.environ)))
+        if count == 1:
+            answer = answering(options)
+            yield ((block, *(answer(block.texts) if block.texts else ([], []))) for block in blocks)
+            return
+        workers = pool.processes(answering, options, count)
+    with workers as begun:
+        yield begun.answered(blocks)
 
 
 def _pairs(pattern, output):

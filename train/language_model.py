@@ -15,7 +15,6 @@ tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral
 Gemma.
 """
 
-import contextlib
 import json
 import math
 import pathlib
@@ -483,7 +482,7 @@ class LanguageModelExperiment(Experiment):
 
 
 def answering(options):
-    """A context of a function from texts to their scores, and whether each was truncated."""
+    """A function from texts to their scores, and whether each was truncated."""
     devices.one_thread_each()
     generator = kt.serving.Generator.load(options.run, weights=options.weights)
 
@@ -492,7 +491,7 @@ def answering(options):
         pairs = zip(-found["nats"], found["length"], strict=True)
         return [f"{nats:.4f}\t{count}" for nats, count in pairs], found["truncated"]
 
-    return contextlib.nullcontext(answer)
+    return answer
 
 
 def pad_id_of(first_id):

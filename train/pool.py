@@ -68,8 +68,7 @@ class Answerer:
     """Holds the model in a worker, and answers with it.
 
     Args:
-        module: name of the module whose function `answering` makes the context of a function that
-            answers texts.
+        module: name of the module whose function `answering` makes a function that answers texts.
         options_class: name of a class of that module.
         options: settings of this class, a dictionary.
         imports: names of the modules of --import.
@@ -106,17 +105,12 @@ class Answerer:
         settings.import_modules(self.imports)
         module = importlib.import_module(self.module)
         options = getattr(module, self.options_class)(**self.options)
-        self._stack = contextlib.ExitStack()
-        self._function = self._stack.enter_context(module.answering(options))
+        self._function = module.answering(options)
 
     def answer(self, texts):
         """The answers to texts, and whether each text was truncated."""
         answers, is_cut = self._function(texts)
         return list(answers), list(map(bool, is_cut))
-
-    def close(self):
-        """Removes what the model has on disk."""
-        self._stack.close()
 
 
 class Process:
@@ -150,7 +144,6 @@ class Process:
 def _serve(pipe, answerer):
     """Calls the methods that the parent names, until the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the parent ends them
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # removes temporary files
     with contextlib.suppress(EOFError, OSError):
         while True:
             name, arguments = pipe.recv()
@@ -228,7 +221,6 @@ class Pool:
                     block, texts = self._tasks.get()
                     if texts is not None:
                         self._outcomes.put((block, worker.call("answer", texts)))
-                worker.call("close")
             except Exception as error:
                 self._outcomes.put((block, error))
                 if not isinstance(error, Died):

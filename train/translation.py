@@ -18,11 +18,8 @@ Use the trained run (each has its own --help):
     python -m train.translation export --run runs/mine --name mine
 """
 
-import contextlib
 import functools
 import json
-import sys
-import tempfile
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -217,25 +214,7 @@ class SearchOptions(RunOptions):
     )
 
 
-class EngineOptions(SearchOptions, DecodingOptions):
-    """Translates with a trained run."""
-
-    engine: Literal["tensorflow", "ctranslate2", "ctranslate2-int8"] = setting(
-        "tensorflow",
-        "engine; ctranslate2 must be installed, ends its search in its own way and divides scores "
-        "by n ** exponent, so some translations differ; int8 is faster and less precise",
-    )
-
-    def model_post_init(self, context):
-        super().model_post_init(context)
-        if self.engine != "tensorflow" and self.cache != "auto":
-            raise ValueError(
-                "--cache needs --engine tensorflow: CTranslate2 has a cache of its own. "
-                f"Received: --engine {self.engine}, --cache {self.cache}."
-            )
-
-
-class TranslateOptions(EngineOptions, FilesOptions):
+class TranslateOptions(SearchOptions, DecodingOptions, FilesOptions):
     """Translates standard input, one sentence per line, to standard output, or files.
 
     {command} --run runs/mine < in.txt > out.txt
@@ -253,20 +232,14 @@ class TranslateOptions(EngineOptions, FilesOptions):
     )
 
     def model_post_init(self, context):
-        EngineOptions.model_post_init(self, context)
-        FilesOptions.model_post_init(self, context)
+        super().model_post_init(context)
         if self.num_best is not None and self.format != "json":
             raise ValueError(
                 f"--num-best needs --format json. Received: --num-best {self.num_best}."
             )
-        if self.format == "json" and self.engine != "tensorflow":
-            raise ValueError(
-                "--format json needs --engine tensorflow: CTranslate2 gives no scores. "
-                f"Received: --engine {self.engine}."
-            )
 
 
-class EvaluateOptions(EngineOptions):
+class EvaluateOptions(SearchOptions, DecodingOptions):
     """Scores a trained run on other text.
 
     {command} --run runs/mine --source test.en --target test.de
@@ -512,10 +485,10 @@ class TranslationExperiment(Experiment):
             text = kt.data.read_table(options.table, *columns)
         else:
             text = kt.data.read_files(options.source, options.target)
-        with _engine(options) as (answer, settings):
-            translations, is_cut = answer(text.sources)
+        translator = _load_translator(options, cache=options.cache)
+        translations, is_cut = translations_of(translator, text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]
-        report_cut_texts(cut, len(is_cut), settings.max_source_length)
+        report_cut_texts(cut, len(is_cut), translator.settings.max_source_length)
         print(report(metric, translations, text.targets))
 
     @staticmethod
@@ -566,40 +539,18 @@ def n_best_of(translator, num_best, texts):
     return [json.dumps(each, ensure_ascii=False) for each in objects], answer["truncated"]
 
 
-@contextlib.contextmanager
 def answering(options):
-    """Yields a function from texts to lines of answers, and whether each text was truncated."""
-    with contextlib.ExitStack() as stack:
-        if options.format == "text":
-            answer, _ = stack.enter_context(_engine(options))
-        else:
-            translator = _load_translator(options, cache=options.cache)
-            num_beams = translator.settings.num_beams
-            num_best = options.num_best or num_beams
-            if num_best > num_beams:
-                raise ValueError(
-                    f"--num-best must be at most --num-beams. Received: {num_best} and {num_beams}."
-                )
-            answer = functools.partial(n_best_of, translator, num_best)
-        yield answer
-
-
-@contextlib.contextmanager
-def _engine(options):
-    """Yields a function that translates texts, like `translations_of`, and the search settings."""
-    if options.engine == "tensorflow":
-        translator = _load_translator(options, cache=options.cache)
-        yield functools.partial(translations_of, translator), translator.settings
-        return
-    # CTranslate2 runs models trained in half precision in float32.
-    translator = _load_translator(options, "float32")
-    dtype = "int8" if options.engine.endswith("int8") else "float32"
-    with tempfile.TemporaryDirectory() as folder:
-        path = kt.convert.write(translator, "ctranslate2", f"{folder}/model", dtype=dtype)
-        engine = kt.convert.CTranslate2Engine(path, translator)
-        if differences := engine.differences():
-            print(f"CTranslate2 searches with {differences}.", file=sys.stderr)
-        yield engine.answer, translator.settings
+    """A function from texts to lines of answers, and whether each text was truncated."""
+    translator = _load_translator(options, cache=options.cache)
+    if options.format == "text":
+        return functools.partial(translations_of, translator)
+    num_beams = translator.settings.num_beams
+    num_best = options.num_best or num_beams
+    if num_best > num_beams:
+        raise ValueError(
+            f"--num-best must be at most --num-beams. Received: {num_best} and {num_beams}."
+        )
+    return functools.partial(n_best_of, translator, num_best)
 
 
 def _load_translator(options, dtype=None, cache="auto"):

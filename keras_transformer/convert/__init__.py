@@ -4,7 +4,6 @@
 Each family has one table that says which array belongs to which variable, for both directions.
 """
 
-from keras_transformer.convert.ctranslate2 import CTranslate2Engine
 from keras_transformer.convert.folder import Converted, ModelFolder
 from keras_transformer.convert.gpt2 import load_gpt2
 from keras_transformer.convert.keras_hub import read_keras_hub
@@ -15,7 +14,6 @@ from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.convert.writing import write
 
 __all__ = [
-    "CTranslate2Engine",
     "Converted",
     "ConversionError",
     "ModelFolder",

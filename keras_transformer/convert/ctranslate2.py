@@ -3,7 +3,6 @@
 Source: https://opennmt.net/CTranslate2, through its own model specifications.
 """
 
-import collections
 import json
 import logging
 import math
@@ -19,7 +18,6 @@ from keras_transformer.convert.blocks import (
     is_t5,
     row_names,
 )
-from keras_transformer.convert.generation import power_penalty
 from keras_transformer.convert.graphs import save_beside
 from keras_transformer.convert.llama import family_of
 from keras_transformer.convert.tables import (
@@ -34,11 +32,8 @@ from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.models.decoder_only import LanguageModel
 from keras_transformer.models.encoder_decoder import TranslationModel
 from keras_transformer.ops.positions import sinusoidal_positions
-from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
+from keras_transformer.tokenizers.control_ids import START_ID
 
-# Finished hypotheses per beam before the engine stops. With "gnmt" our search stops when none can
-# improve: of 200 texts with 5 beams, 180 had our translation with 1, 189 with 2 and 191 with 3.
-PATIENCE = 2
 DTYPES = ("float32", "int8", "int16", "bfloat16", "float16")
 # Where its specification of a block holds what ours has at each path.
 BLOCK = {
@@ -119,99 +114,6 @@ def example(text_model):
         pairs = [[first + row for row in _pieces(tokenizer, texts)]]
         scores = text_model.score(texts)
     return {"pieces": np.array(json.dumps(pairs)), "scores": scores}
-
-
-class CTranslate2Engine:
-    """Translates with CTranslate2, as closely to a `serving.Translator` as it can search.
-
-    Its scores are divided by n ** exponent. With GNMT's scoring the exponent is the one with which
-    this grows as ((5 + n) / 6) ** length_penalty does at the length of the source, and texts of
-    equal limits are translated together. A translation that reaches its limit is scored without an
-    end. `differences` tells what else the engine does in its own way.
-
-    Args:
-        folder: a folder made by `write`.
-        translator: the `serving.Translator` whose tokenizers and settings to use.
-        threads: number of threads of the engine for each batch.
-    """
-
-    def __init__(self, folder, translator, threads=0):
-        import ctranslate2
-
-        self._engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=threads)
-        self._source, self._target = translator.tokenizer, translator.target_tokenizer
-        self.settings = translator.settings
-        self._target_pieces = row_names(self._target)
-        self._first = []
-        if getattr(self._target, "language", None) is not None:
-            self._first = _pieces(self._target, [""])[0]
-
-    def differences(self):
-        """How the engine departs from the settings, in words; "" if it does not."""
-        settings, rules = self.settings, self.settings.token_rules
-        differences = []
-        if settings.num_beams > 1:
-            differences.append("its own end of the search")
-            if settings.length_penalty and not settings.as_hugging_face:
-                differences.append("a length penalty n ** exponent close to the run's")
-        if not rules.forces_end:
-            differences.append("translations that are always complete")
-        for name in ("begin_suppress_tokens", "min_new_tokens", "renormalize_logits"):
-            if getattr(rules, name):
-                differences.append(f"no {name}")
-        counts_tokens = rules.no_repeat_ngram_size or rules.repetition_penalty != 1
-        if rules.start_counts_as is not None and counts_tokens:
-            differences.append("no start_counts_as")
-        return ", ".join(differences)
-
-    def answer(self, texts):
-        """The translations, a list of strings, and whether each text was truncated."""
-        import tensorflow as tf
-
-        room, empty = self.settings.max_source_length - 1, len(_pieces(self._source, [""])[0])
-        rows = _pieces(self._source, texts)
-        groups = collections.defaultdict(list)
-        has_prefix = bool(getattr(self._source, "prefix", ""))
-        for index, row in enumerate(rows):
-            if texts[index].strip() if has_prefix else len(row) > empty:
-                groups[self._search_of(min(len(row), room) + 1)].append(index)
-        ids = {piece: i for i, piece in enumerate(self._target_pieces)}
-        written = [[] for _ in rows]
-        for search, indices in groups.items():
-            translations = self._translate([rows[index][:room] for index in indices], dict(search))
-            for index, pieces in zip(indices, translations, strict=True):
-                written[index] = [ids.get(piece, 0) for piece in pieces]
-        joined = self._target.detokenize(tf.ragged.constant(written, tf.int32, ragged_rank=1))
-        return [text.decode() for text in joined.numpy()], [len(row) > room for row in rows]
-
-    def _search_of(self, length):
-        """The options of the search for sources of a length in tokens, end token included."""
-        settings, limit = self.settings, self.settings.max_target_length
-        if not settings.as_hugging_face:
-            limit = min(max(2 * length + 8, settings.token_rules.min_length), limit)
-        penalty = power_penalty(settings, length)
-        return ("max_decoding_length", limit - 1), ("length_penalty", penalty)
-
-    def _translate(self, rows, search):
-        """The pieces of the best translation of each row."""
-        rules, pieces, first = self.settings.token_rules, self._target_pieces, self._first
-        if rules.forced_bos_token_id is not None:
-            first = first or [pieces[rules.forced_bos_token_id]]
-        never = [[PAD_ID], [START_ID], *rules.bad_words_ids, *([i] for i in rules.suppress_tokens)]
-        results = self._engine.translate_batch(
-            rows,
-            target_prefix=[first] * len(rows) if first else None,
-            beam_size=self.settings.num_beams,
-            patience=1 if self.settings.scoring == "huggingface_early_stopping" else PATIENCE,
-            no_repeat_ngram_size=rules.no_repeat_ngram_size,
-            repetition_penalty=rules.repetition_penalty,
-            min_decoding_length=max(0, rules.min_length - 1),
-            suppress_sequences=[[pieces[i] for i in word] for word in never if word != (END_ID,)],
-            max_batch_size=2048,
-            batch_type="tokens",
-            **search,
-        )
-        return [result.hypotheses[0] for result in results]
 
 
 def rows(model):

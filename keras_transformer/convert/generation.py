@@ -309,15 +309,15 @@ def written_sampling(settings, first_id, end):
     }
 
 
-def power_penalty(settings, length=20):
+def power_penalty(settings):
     """The exponent for scores that are divided by n ** exponent instead of our penalty.
 
     With GNMT's scoring, ((5 + n) / 6) ** length_penalty grows with n as this power does where
-    translations have about `length` tokens.
+    translations have about 20 tokens.
     """
     if settings.as_hugging_face:
         return settings.length_penalty
-    return settings.length_penalty * length / (5 + length)
+    return settings.length_penalty * 20 / (5 + 20)
 
 
 def _written_rules(rules, their_id_of=int):

@@ -3,9 +3,12 @@
 import functools
 
 import numpy as np
+import tensorflow as tf
 
 import keras_transformer as kt
+from keras_transformer.convert.blocks import row_names
 from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.tokenizers import PAD_ID, START_ID
 from train.demo.corpus import demo_corpus
 
 CORPUS = demo_corpus(600)
@@ -32,3 +35,36 @@ def translator_of(tokenizer, num_beams=1, penalty=1.0, ids=405, **options):
     lengths = {"max_source_length": 20, "max_target_length": 20}
     settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
     return Translator(model, tokenizer, settings=settings)
+
+
+def by_ctranslate2(path, ours, texts):
+    """Translations by CTranslate2 with the search of a `Translator` that scores as Hugging Face."""
+    import ctranslate2
+
+    settings, rules = ours.settings, ours.settings.token_rules
+    names, first = row_names(ours.target_tokenizer), []
+    if getattr(ours.target_tokenizer, "language", None) is not None:
+        first = pieces_of(ours.target_tokenizer, [""])[0]
+    elif rules.forced_bos_token_id is not None:
+        first = [names[rules.forced_bos_token_id]]
+    room = settings.max_source_length - 1
+    rows = [row[:room] for row in pieces_of(ours.tokenizer, texts)]
+    found = ctranslate2.Translator(str(path), device="cpu").translate_batch(
+        rows,
+        target_prefix=[first] * len(rows) if first else None,
+        beam_size=settings.num_beams,
+        length_penalty=settings.length_penalty,
+        patience=2,
+        no_repeat_ngram_size=rules.no_repeat_ngram_size,
+        min_decoding_length=max(0, rules.min_length - 1),
+        max_decoding_length=settings.max_target_length - 1,
+        suppress_sequences=[[names[PAD_ID]], [names[START_ID]]],
+    )
+    ids = {name: index for index, name in enumerate(names)}
+    rows = [[ids.get(name, PAD_ID) for name in result.hypotheses[0]] for result in found]
+    joined = ours.target_tokenizer.detokenize(tf.ragged.constant(rows, tf.int32, ragged_rank=1))
+    return [text.decode() for text in joined.numpy()]
+
+
+def pieces_of(tokenizer, texts):
+    return [tokenizer.pieces(row) for row in tokenizer.tokenize(list(texts)).to_list()]

@@ -9,7 +9,7 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.convert import bart
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.convert.foreign_tokenizers import MBART, differences, drawn_texts, train_spm
 from tests.reference import array
 from train import convert as command
@@ -206,7 +206,7 @@ def test_other_engines_answer_as_ours_and_an_export_is_published(folder, tmp_pat
     assert translator.settings.max_target_length == LONGEST - 1
     expected = translator(SHORT)
     path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
-    assert convert.CTranslate2Engine(path, translator).answer(SHORT)[0] == expected
+    assert by_ctranslate2(path, translator, SHORT) == expected
     if (folder[0] / "merges.txt").exists():
         path = translator.export(tmp_path / "served", "texts")
         served = tf.saved_model.load(path).signatures["serving_default"](tf.constant(SHORT))

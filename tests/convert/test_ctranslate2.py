@@ -1,7 +1,8 @@
 """Our models in CTranslate2, beside themselves."""
 
-import dataclasses
 import json
+import pathlib
+import re
 import shutil
 
 import keras
@@ -11,15 +12,15 @@ import pytest
 import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import ctranslate2 as module
+from keras_transformer.convert.generation import power_penalty
 from keras_transformer.data import TokenBatches, tokenize
-from keras_transformer.decoding import TokenRules
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SearchSettings, Translator
-from tests.convert.drawn import CORPUS, noisy, translator_of
+from tests.convert.drawn import CORPUS, by_ctranslate2, noisy, translator_of
 from train.demo.corpus import demo_corpus
-from train.translation import main as translation
 
 pytestmark = pytest.mark.oracle
+GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "to-other-formats.md"
 
 
 T5 = {"scale_embedding": False, "use_bias": False, "normalization": "rms",
@@ -63,18 +64,38 @@ def test_translations_are_ours(num_beams, options, tokenizer, tmp_path):
     pytest.importorskip("ctranslate2")
     ours = translator_of(tokenizer, num_beams, **options)
     path = convert.write(ours, "ctranslate2", tmp_path / "model")
-    engine = convert.CTranslate2Engine(path, ours)
     texts = demo_corpus(48, seed=3).sources
-    found, is_cut = engine.answer(texts)
-    answer = ours.answer(texts)
-    equal = [one == other.decode() for one, other in zip(found, answer["translation"], strict=True)]
+    pairs = zip(by_ctranslate2(path, ours, texts), ours.answer(texts)["translation"], strict=True)
+    equal = [one == other.decode() for one, other in pairs]
     print(f"{sum(equal)} of {len(equal)} texts equal")
     assert all(equal)
-    assert is_cut == answer["truncated"].tolist()
+
+
+def test_the_search_of_the_guide_gives_our_translations(tokenizer, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ctranslate2")
+    model = noisy(kt.translation(400, size="tiny", num_layers=2))
+    lengths = {"max_source_length": 64, "max_target_length": 20}
+    for num_beams, penalty in ((1, 1.0), (4, 1.0), (4, 0.0)):
+        settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
+        ours = Translator(model, tokenizer, settings=settings)
+        path = tmp_path / "converted" / "mine"
+        convert.write(ours, "ctranslate2", path)
+        monkeypatch.chdir(tmp_path)
+        exec(search_of_the_guide(), names := {})
+        assert capsys.readouterr().out.startswith("['")
+        texts = demo_corpus(24, seed=3).sources
+        assert names["translations"](texts, num_beams, penalty, 19) == ours(texts)
+        shutil.rmtree(path)
+
+
+def search_of_the_guide():
+    blocks = re.findall(r'```python title="oracle"\n(.*?)```', GUIDE.read_text(), re.DOTALL)
+    [block] = [block for block in blocks if "import ctranslate2" in block]
+    return block
 
 
 @pytest.mark.soak
-def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
+def test_a_trained_model_translates_by_both_engines_alike(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     keras.utils.set_random_seed(1)
     train, valid = demo_corpus(3000), demo_corpus(150, seed=9)
@@ -85,55 +106,23 @@ def test_a_trained_model_translates_by_both_engines_alike(tmp_path):
     model = kt.translation(400, size="tiny", num_layers=1, **sizes)
     model.compile(kt.Adam(2e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
     model.fit(batches.dataset(0), steps_per_epoch=300, epochs=1, verbose=0)
-    texts, rules = list(valid.sources), TokenRules(3, min_length=4, suppress_tokens=[9])
-    for settings, least in (
-        (SearchSettings(1, token_rules=rules), 1.0),
-        (SearchSettings(5, length_penalty=1.0), 0.7),
-        (SearchSettings(5, length_penalty=1.0, scoring="gnmt_heuristic"), 0.7),
-        (SearchSettings(5, length_penalty=0.6, scoring="huggingface"), 0.7),
+    texts = list(valid.sources)
+    ours = Translator(model, tokenizer)
+    convert.write(ours, "ctranslate2", tmp_path / "converted" / "mine")
+    monkeypatch.chdir(tmp_path)
+    exec(search_of_the_guide(), names := {})
+    for num_beams, scoring, penalty, least in (
+        (1, "huggingface", 1.0, 1.0),
+        (5, "huggingface", 0.6, 0.7),
+        (5, "gnmt", 1.0, 0.7),
+        (5, "gnmt_heuristic", 1.0, 0.7),
     ):
+        settings = SearchSettings(num_beams, 1, penalty, max_target_length=65, scoring=scoring)
         ours = Translator(model, tokenizer, settings=settings)
-        path = convert.write(ours, "ctranslate2", tmp_path / settings.scoring)
-        engine = convert.CTranslate2Engine(path, ours)
-        pairs = zip(ours(texts), engine.answer(texts)[0], strict=True)
-        share = np.mean([one == other for one, other in pairs])
-        print(f"{settings.num_beams} beams, {settings.scoring}: {share:.0%} of {len(texts)} equal")
+        found = names["translations"](texts, num_beams, power_penalty(settings))
+        share = np.mean([one == other for one, other in zip(found, ours(texts), strict=True)])
+        print(f"{num_beams} beams, {scoring}: {share:.0%} of {len(texts)} equal")
         assert share >= least
-        assert ("close to the run's" in engine.differences()) == (
-            settings.num_beams > 1 and not settings.as_hugging_face
-        )
-        shutil.rmtree(path)
-
-
-HONOURED = {
-    "no_repeat_ngram_size": 2,
-    "repetition_penalty": 1.5,
-    "min_length": 4,
-    "bad_words_ids": ((7, 8),),
-    "suppress_tokens": (9,),
-    "forced_bos_token_id": 5,
-}
-NAMED = {
-    "begin_suppress_tokens": (9,),
-    "min_new_tokens": 20,
-    "renormalize_logits": True,
-    "start_counts_as": 0,
-    "forces_end": False,
-}
-
-
-def test_every_rule_is_honoured_or_named_as_a_difference():
-    of_language_models = {"counts_as_end"}
-    fields = {field.name for field in dataclasses.fields(TokenRules)}
-    assert fields == HONOURED.keys() | NAMED.keys() | of_language_models
-    engine = convert.CTranslate2Engine.__new__(convert.CTranslate2Engine)  # no folder is needed
-    engine.settings = SearchSettings(1, token_rules=TokenRules(**HONOURED))
-    assert engine.differences() == ""
-    for name, value in NAMED.items():
-        rules = TokenRules(**HONOURED | {name: value})
-        engine.settings = SearchSettings(1, token_rules=rules)
-        words = "translations that are always complete" if name == "forces_end" else f"no {name}"
-        assert engine.differences() == words
 
 
 LLAMAS = {
@@ -252,29 +241,3 @@ def test_a_folder_that_answers_otherwise_is_not_left_behind(tokenizer, tmp_path,
         )
     with pytest.raises(convert.ConversionError, match=r"as wide as the model.*key_dim=8"):
         convert.write(translator_of(tokenizer, key_dim=8), "ctranslate2", tmp_path / "model")
-
-
-def test_a_run_is_translated_and_measured_by_the_engine(tmp_path, capsys, monkeypatch):
-    pytest.importorskip("ctranslate2")
-    import io
-
-    for name, lines in zip(("a.en", "a.de"), demo_corpus(40), strict=True):
-        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    files = ["--source", str(tmp_path / "a.en"), "--target", str(tmp_path / "a.de")]
-    run = ["--run", str(tmp_path / "run")]
-    # Of texts that a model can hardly tell apart, products of 8 bits can tell even less.
-    sizes = ["--size", "tiny", "--vocabulary-size", "330", "--steps", "100", "--warmup-steps", "2"]
-    sizes += ["--peak-rate", "0.01"]
-    sizes += ["--max-length", "64", "--tokens-per-batch", "512", "--num-layers=1"]
-    sizes += ["--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
-    translation([*files, *run, *sizes])
-    capsys.readouterr()
-    printed = []
-    for engine in ("tensorflow", "ctranslate2", "ctranslate2-int8"):
-        translation(["evaluate", *files, *run, "--engine", engine, "--num-beams", "1"])
-        printed.append(capsys.readouterr().out)
-        assert printed[-1].startswith("BLEU: ")
-    assert printed[0] == printed[1]
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"A dog runs.\n\n")))
-    translation(["translate", *run, "--engine", "ctranslate2", "--length-penalty", "0"])
-    assert capsys.readouterr().out.count("\n") == 2

@@ -14,7 +14,7 @@ from keras_transformer.convert import ConversionError
 from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
 from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.reference import array
 from train import convert as command
 
@@ -165,7 +165,7 @@ def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_
         assert translator.export(tmp_path / "served", "many").endswith("many/1")
         path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
         greedy = Translator.load(run, num_beams=1)
-        assert convert.CTranslate2Engine(path, greedy).answer(texts)[0] == greedy(texts)
+        assert by_ctranslate2(path, greedy, texts) == greedy(texts)
     # One best translation is the first of several, also at the limit by the length of its source.
     ours = Translator.load(run, num_beams=2)
     long = dataclasses.replace(ours.settings, scoring="gnmt", length_penalty=9.0)

@@ -11,7 +11,7 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.convert.foreign_tokenizers import T5, differences, drawn_texts, train_spm
 from tests.reference import array
 from train import convert as command
@@ -231,10 +231,9 @@ def test_ctranslate2_and_onnx_do_the_same(folder, tmp_path, monkeypatch):
     greedy = dataclasses.replace(read.settings, num_beams=1, num_best=1, token_rules=rules)
     translator = Translator(read.model, read.tokenizer, settings=greedy)
     path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
-    engine = convert.CTranslate2Engine(path, translator)
     texts = [" ".join(pair[0] for pair in PAIRS()[i : i + 1 + i % 7]) for i in range(24)]
     assert max(map(len, translator.tokenizer.tokenize(texts).to_list())) > 40
-    assert engine.answer(texts)[0] == translator(texts)
+    assert by_ctranslate2(path, translator, texts) == translator(texts)
     if folder[1].config.num_layers == 3:
         monkeypatch.setattr("keras_transformer.convert.examples.EXAMPLE_LENGTH", 31)
         convert.write(translator, "onnx", tmp_path / "onnx")

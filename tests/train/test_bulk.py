@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 
-import keras_transformer as kt
 from keras_transformer.serving import Generator, Translator
 from train import bulk, classification, language_model, translation
 
@@ -146,17 +145,6 @@ def test_a_cluster_that_cannot_be_reached_is_told_at_once(
             translation.main(["translate", f"--run={run}", *flags])
     error = capsys.readouterr().err
     assert f"Received: {address}: Connection refused." in error and error.count("\n") == 1
-
-
-@pytest.mark.oracle
-def test_ctranslate2_translates_files(run, files, tmp_path):
-    pytest.importorskip("ctranslate2")
-    flags = [f"--input={files}/a.txt", f"--output={tmp_path}/out", "--engine=ctranslate2"]
-    translation.main(["translate", f"--run={run}", *flags])
-    translator = Translator.load(run)
-    folder = kt.convert.write(translator, "ctranslate2", tmp_path / "model")
-    engine = kt.convert.CTranslate2Engine(folder, translator)
-    assert lines_in(tmp_path / "out" / "a.txt") == engine.answer(lines_in(files / "a.txt"))[0]
 
 
 def test_files_that_are_there_are_left_out(run, files, answers, tmp_path, capsys, monkeypatch):

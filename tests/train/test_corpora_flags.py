@@ -231,7 +231,6 @@ def test_every_setting_of_an_experiment_has_an_effect(cls, name, texts):
     ("run", "flags", "expected"),
     [
         (translation.main, "--virtual-devices=2 --strategy=one", "--virtual-devices needs another"),
-        (translation.main, "translate --engine=ctranslate2 --cache=static", "--cache needs --eng"),
         (convert.main, "--from=a --dtype=int8", "--dtype needs --to"),
         (
             launch.main,

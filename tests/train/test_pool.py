@@ -1,6 +1,5 @@
 """Files answered by several workers, which are played here: in order, whole, none lost."""
 
-import contextlib
 import gzip
 import itertools
 
@@ -11,9 +10,8 @@ from train.lines import NAMED, FirstPlaces, report_cut_texts
 from train.options import FilesOptions
 
 
-@contextlib.contextmanager
 def answering(options):
-    yield lambda texts: ([text.upper() for text in texts], [False] * len(texts))
+    return lambda texts: ([text.upper() for text in texts], [False] * len(texts))
 
 
 class PlayedProcess:
@@ -28,8 +26,7 @@ class PlayedProcess:
         if name == "answer":
             if next(self.calls) in self.dies_at or "poison" in arguments[0]:
                 raise pool.Died
-            with answering(None) as answer:
-                return answer(*arguments)
+            return answering(None)(*arguments)
         return None
 
     def end(self):

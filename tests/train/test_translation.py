@@ -129,7 +129,6 @@ def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch
     ("flags", "expected"),
     [
         (["--num-best=2"], "--num-best needs --format json. Received: --num-best 2."),
-        (["--format=json", "--engine=ctranslate2"], "--format json needs --engine tensorflow"),
         (["--format=json", "--num-best=3"], "--num-best must be at most --num-beams.*3 and 2"),
     ],
 )
