@@ -11,8 +11,7 @@ Use the trained run (each has its own --help):
     python -m train.language_model export --run runs/shakespeare --name shakespeare
 
 --model transformer_xl carries a memory from one segment of the text to the next. --pretrained
-tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral, Qwen, Phi-3 or
-Gemma.
+tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral or Qwen.
 """
 
 import json

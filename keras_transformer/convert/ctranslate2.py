@@ -318,14 +318,14 @@ def _llama_options(model):
     if scaling.get("type", "linear") != "linear":
         raise ConversionError(
             "CTranslate2 4.8 scales rotary positions of Llama 3 otherwise than its authors: texts "
-            f"would get other probabilities. It is not used for YaRN. Received: scaling={scaling}."
+            f"would get other probabilities. Received: scaling={scaling}."
         )
     return {
         "pre_norm": True,
         "activation": _activation(decoder),
         "ffn_glu": True,
         "rms_norm": True,
-        "rotary_dim": rotary.rotary_dim or 0,  # 0 for all columns
+        "rotary_dim": 0,  # all columns
         "rotary_interleave": False,
         "rotary_base": rotary.max_wavelength,
         "rotary_scaling_type": RotaryScalingType.Linear if scaling else None,

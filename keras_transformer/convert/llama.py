@@ -1,4 +1,4 @@
-"""Llama 2 and 3, Mistral, Qwen2, Qwen3, Phi-3 and Gemma in Hugging Face's format."""
+"""Llama 2 and 3, Mistral, Qwen2 and Qwen3 in Hugging Face's format."""
 
 import logging
 import math
@@ -35,7 +35,6 @@ from keras_transformer.convert.tokenizers import (
     tokenizer_settings,
 )
 from keras_transformer.layers.attention import MultiHeadAttention
-from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
@@ -44,8 +43,7 @@ from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import Model
 
 TABLE, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
-NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
-         "phi3": "Phi3", "gemma": "Gemma"}  # fmt: skip
+NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 BLOCK = {
     "around_self_attention.norm": "input_layernorm",
     "self_attention.query_key_value": "self_attn.q_proj self_attn.k_proj self_attn.v_proj",
@@ -55,10 +53,6 @@ BLOCK = {
     "around_feed_forward.norm": "post_attention_layernorm",
     "feed_forward.gate_widen": "mlp.gate_proj mlp.up_proj",
     "feed_forward.narrow": "mlp.down_proj",
-}
-FUSED = {  # of Phi-3
-    "self_attention.query_key_value": "self_attn.qkv_proj",
-    "feed_forward.gate_widen": "mlp.gate_up_proj",
 }
 # Of each scaling of rotary positions: our names of its numbers, and theirs.
 LENGTH = "original_max_position_embeddings"
@@ -70,32 +64,18 @@ SCALINGS = {
         "high_frequency": "high_freq_factor",
         "original_length": LENGTH,
     },
-    "yarn": {
-        "factor": "factor",
-        "low_frequency": "beta_slow",
-        "high_frequency": "beta_fast",
-        "original_length": LENGTH,
-        "attention_factor": "attention_factor",
-    },
 }
 
 
-def rows(model, family):
-    """The table of a model, as a family of `NAMES` has it."""
-    for row in _rows(model, BLOCK | FUSED if family == "phi3" else BLOCK):
-        if family == "gemma" and row.variable.name == "scale":  # theirs is added to 1
-            row = row._replace(to_ours=lambda array: array + 1, to_theirs=lambda array: array - 1)
-        yield row
-
-
-def _rows(model, names):
+def rows(model):
+    """The table of a model."""
     table, output = model.embedding, model.output_projection
     yield Row(table.embeddings, (TABLE,), twins=(OUTPUT,) if output is table else ())
     if output is not table:
         yield Row(output.embeddings, (OUTPUT,))
     yield Row(model.decoder.norm.scale, ("model.norm.weight",))
     for index, block in enumerate(model.decoder.blocks):
-        yield from rows_of(block, names, f"model.layers.{index}.", ENDINGS | {"scale": ".weight"})
+        yield from rows_of(block, BLOCK, f"model.layers.{index}.", ENDINGS | {"scale": ".weight"})
 
 
 def read(folder: ModelFolder):
@@ -106,17 +86,12 @@ def read(folder: ModelFolder):
     config.one_of("is_encoder_decoder", False)
     size, context = config.count("vocab_size"), config.count("max_position_embeddings", least=2)
     dimensions, blocks = _dimensions(folder, context)
-    if kind == "gemma":
-        config.one_of("tie_word_embeddings", True, None)
-    tied = config.flag("tie_word_embeddings", kind == "gemma")
+    tied = config.flag("tie_word_embeddings", False)
     weights, hidden_dim = folder.arrays(), dimensions["hidden_dim"]
     last = f"model.layers.{dimensions['num_layers'] - 1}."
     inside, shared = dimensions["intermediate_dim"], blocks["attention_arguments"]
     shared = shared["num_key_value_heads"]
     shapes = {"mlp.gate_proj": inside, "self_attn.k_proj": blocks["key_dim"] * shared}
-    if kind == "phi3":
-        heads = dimensions["num_heads"] + 2 * shared
-        shapes = {"mlp.gate_up_proj": 2 * inside, "self_attn.qkv_proj": blocks["key_dim"] * heads}
     weights.check({
         (TABLE, *((OUTPUT,) if tied else ())): (size, hidden_dim),
         **{f"{last}{name}.weight": (width, hidden_dim) for name, width in shapes.items()},
@@ -125,13 +100,13 @@ def read(folder: ModelFolder):
     tokenizer, start = tokenizer_of(folder, size, ends)
     model = language_model(
         size,
-        scale_embedding=kind == "gemma",
+        scale_embedding=False,
         blocks="llama",
         tie_output=tied,
         **blocks,
         **dimensions,
     )
-    assign(rows(model, kind), weights, family)
+    assign(rows(model), weights, family)
     sampling = sampling_settings(folder, size, context, *ends, start=start)
     run = {"model": "transformer", "size": "small", "blocks": "llama", "tokens": "pieces"}
     run |= {"context": context, "sampling": run_sampling(sampling)} | dimensions
@@ -143,37 +118,28 @@ def _dimensions(folder, context):
     config, family = folder.settings, folder.settings.raw("model_type")
     heads = config.heads_of("hidden_size", "num_attention_heads")
     num_heads = heads["num_heads"]
-    is_gemma = family == "gemma"
-    usual = 256 if is_gemma else heads["hidden_dim"] // num_heads
-    key_dim = config.count("head_dim", usual)
+    key_dim = config.count("head_dim", heads["hidden_dim"] // num_heads)
     if key_dim % 2:
         config.refuse("head_dim", "even, for rotary positions", key_dim)
-    shared = config.count("num_key_value_heads", None if is_gemma else num_heads)
+    shared = config.count("num_key_value_heads", num_heads)
     if num_heads % shared:
         config.refuse("num_key_value_heads", f"a divisor of num_attention_heads, {num_heads}",
                       shared)  # fmt: skip
-    epsilon = config.number("rms_norm_eps", 1e-5 if family == "phi3" else 1e-6)
+    epsilon = config.number("rms_norm_eps", 1e-6)
     attention = {"num_key_value_heads": shared, "rotary": _rotary(config, context, key_dim)}
-    window, dropout = None, 0.0
+    window = None
     if family == "qwen2":
         attention |= {"use_bias": True, "use_output_bias": False}
     elif family == "qwen3":
         attention["query_key_norm"] = epsilon
-    if family not in ("mistral", "phi3"):
+    if family != "mistral":
         attention.setdefault("use_bias", config.flag("attention_bias", False))
     if family == "llama":
         config.one_of("mlp_bias", False)
         config.ignore(["pretraining_tp"])  # how products are split
-    elif is_gemma:
-        config.one_of("use_bidirectional_attention", None, False)
-        config.expect(hidden_activation="gelu_pytorch_tanh")
-    elif family in ("mistral", "phi3"):
-        is_given = family == "phi3" or "sliding_window" in config.values
+    elif family == "mistral":
+        is_given = "sliding_window" in config.values
         window = config.count("sliding_window", context if is_given else 4096)
-        if family == "phi3":
-            dropout = config.number("resid_pdrop", 0.0, below=1)
-            config.expect(attention_bias=False)
-            config.ignore(["embd_pdrop"])  # which theirs does not use
     else:
         config.one_of("use_sliding_window", False)
         config.ignore(["sliding_window", "max_window_layers"])
@@ -183,19 +149,17 @@ def _dimensions(folder, context):
     config.expect(layer_types=[kind] * layers)
     if config.has("layer_types"):
         config.one_of("layer_types", [kind] * layers)
-    names, also = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"), {}
-    if is_gemma:  # earlier folders say gelu and mean its approximation
-        names, also = ("gelu_pytorch_tanh", "gelu_new", "gelu"), {"gelu": gelu_tanh}
+    names = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
     activation = config.one_of("hidden_act", *names)
     return {
         "num_layers": layers,
         "intermediate_dim": config.count("intermediate_size"),
         **heads,
-        "dropout": dropout,
+        "dropout": 0.0,
         "attention_dropout": config.number("attention_dropout", 0.0, below=1),
     }, {
         "key_dim": key_dim,
-        "activation": (ACTIVATIONS | also)[activation],
+        "activation": ACTIVATIONS[activation],
         "norm_epsilon": epsilon,
         "attention_arguments": attention,
         "attention_pattern": None if window is None or window >= context
@@ -216,15 +180,12 @@ def _rotary(config, context, key_dim):
         share = part.number("partial_rotary_factor", share)
         key = "rope_type" if part.has("rope_type") else "type"
         part.ignore(["type", LENGTH])
-        is_phi3 = config.raw("model_type") == "phi3"  # which has scalings of its own alone
-        kind = part.one_of(key, "default", *(() if is_phi3 else SCALINGS))
+        kind = part.one_of(key, "default", *SCALINGS)
         scaling = None if kind == "default" else _scaling(config, part, kind, context)
         part.warn_of_unread()
     rotary = {"max_wavelength": theta, "scaling": scaling}
     if share != 1.0:
-        if config.raw("model_type") != "phi3":
-            config.refuse("partial_rotary_factor", "1.0", share)
-        rotary["rotary_dim"] = int(key_dim * share)
+        config.refuse("partial_rotary_factor", "1.0", share)
     try:
         RotaryEmbedding(**rotary).build((None, key_dim))
     except ValueError as error:
@@ -240,22 +201,9 @@ def _scaling(config, part, kind, context):
         length = part.count(LENGTH, config.count(LENGTH, context))
         config.one_of(LENGTH, None, length)
         defaults = {LENGTH: length}
-    if kind == "yarn":
-        defaults |= {"beta_slow": 1.0, "beta_fast": 32.0}
-        defaults["attention_factor"] = _attention_factor(part)
-        part.one_of("truncate", True)
     names = SCALINGS[kind].items()
     numbers = {ours: part.number(theirs, defaults.get(theirs)) for ours, theirs in names}
     return {"type": kind, **numbers}
-
-
-def _attention_factor(part):
-    """What YaRN multiplies queries and keys by, in settings that do not say it."""
-    logarithm = 0.1 * math.log(max(part.number("factor", None), 1.0))
-    scales = [part.number(name, 0.0) for name in ("mscale", "mscale_all_dim")]
-    if not all(scales):
-        return logarithm + 1.0
-    return (scales[0] * logarithm + 1.0) / (scales[1] * logarithm + 1.0)
 
 
 def tokenizer_of(folder, size, ends):
@@ -305,18 +253,15 @@ def hugging_face_folder(text_model, draft):
         kind = rotary.scaling["type"]
         names = SCALINGS[kind].items()
         scaling = {"rope_type": kind, **{theirs: rotary.scaling[ours] for ours, theirs in names}}
-    bias = {} if family in ("qwen2", "mistral", "phi3") else {"attention_bias": attention.use_bias}
+    bias = {} if family in ("qwen2", "mistral") else {"attention_bias": attention.use_bias}
     window = {"sliding_window": None}
     if decoder.attention_pattern is not None:
         window["sliding_window"] = decoder.attention_pattern["block_size"] + 1
-    elif family not in ("mistral", "phi3"):
+    elif family != "mistral":
         window = {}
-    partly = {}
-    if family == "phi3":
-        partly["partial_rotary_factor"] = rotary.rotary_dim / attention_dim
-    arrays = arrays_of(rows(model, family))
-    tied = model.output_projection is table and (family == "gemma" or not table.scale)
-    if table.scale and family != "gemma":  # which the other families do not do
+    arrays = arrays_of(rows(model))
+    tied = model.output_projection is table and not table.scale
+    if table.scale:  # which these families do not do
         arrays[OUTPUT] = arrays.get(OUTPUT, arrays[TABLE])
         arrays[TABLE] = arrays[TABLE] * np.float32(math.sqrt(table.hidden_dim))
     return {
@@ -334,13 +279,12 @@ def hugging_face_folder(text_model, draft):
         "rms_norm_eps": decoder.norm_epsilon,
         "rope_theta": rotary.max_wavelength,
         "rope_scaling": None if rotary.scaling is None else scaling,
-        "rope_parameters": {"rope_theta": rotary.max_wavelength, **scaling, **partly},
+        "rope_parameters": {"rope_theta": rotary.max_wavelength, **scaling},
         "attention_dropout": decoder.attention_dropout,
         "tie_word_embeddings": tied,
         "pad_token_id": None,
         **bias,
         **window,
-        **partly,
         **ids,
     }, arrays
 
@@ -369,26 +313,21 @@ def family_of(model, library):
         "rotary positions": (attention.rotary is not None, True),
     })  # fmt: skip
     rotary = RotaryEmbedding(**attention.rotary)
+    width = attention.output_projection.kernel.shape[1] // decoder.num_heads
     check_equal(f"{library}'s rotary positions", {
         "interleaved": (rotary.interleaved, False),
-        "scaling, if any, linear, llama3 or yarn":
+        "rotary_dim, the width of a head": (rotary.rotary_dim or width, width),
+        "scaling, if any, linear or llama3":
             ((rotary.scaling or {"type": "linear"})["type"] in SCALINGS, True),
     })  # fmt: skip
-    norm, is_local = attention.query_key_norm, pattern is not None
-    width = attention.output_projection.kernel.shape[1] // decoder.num_heads
-    is_partly = rotary.rotary_dim not in (None, width)
-    if is_partly and (norm is not None or any(biases) or rotary.scaling is not None):
-        raise ConversionError(
-            f"{library} rotates a part of the columns in Phi-3 only, without biases, "
-            f"query_key_norm or scaling. Received: {biases}, {norm} and {rotary.scaling}."
-        )
-    if is_local and (pattern["pattern"] != "local" or norm is not None or any(biases)):
-        raise ConversionError(
-            f"{library} has no attention patterns but a local one, of Mistral, without biases or "
-            f"query_key_norm. Received: {pattern}."
-        )
-    if is_partly or is_local:
-        return "phi3" if is_partly else "mistral"
+    norm = attention.query_key_norm
+    if pattern is not None:
+        if pattern["pattern"] != "local" or norm is not None or any(biases):
+            raise ConversionError(
+                f"{library} has no attention patterns but a local one, of Mistral, without biases "
+                f"or query_key_norm. Received: {pattern}."
+            )
+        return "mistral"
     if norm not in (None, decoder.norm_epsilon) or (norm and biases[0] != biases[1]):
         raise ConversionError(
             f"{library} has a query_key_norm like norm_epsilon, {decoder.norm_epsilon}, and biases "
@@ -398,11 +337,7 @@ def family_of(model, library):
         return "qwen3"
     if biases[1] and not biases[0]:
         raise ConversionError(f"{library} has no biases of the output projection alone.")
-    if biases == (True, False):
-        return "qwen2"
-    is_tied = model.output_projection is model.embedding
-    scaled = model.embedding.scale and is_tied and decoder.activation is gelu_tanh
-    return "gemma" if scaled else "llama"
+    return "qwen2" if biases == (True, False) else "llama"
 
 
 def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
@@ -411,11 +346,12 @@ def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
     if isinstance(tokenizer, SentencePieceTokenizer):
         spec = Model.FromString(tokenizer.model).normalizer_spec
         is_set = spec.HasField("remove_extra_whitespaces")  # unset, SentencePiece removes them
-        if spec.precompiled_charsmap or spec.remove_extra_whitespaces or not is_set:
+        is_bare = spec.HasField("add_dummy_prefix") and not spec.add_dummy_prefix
+        if spec.precompiled_charsmap or spec.remove_extra_whitespaces or not is_set or is_bare:
             raise ConversionError(
-                "Hugging Face's library has SentencePiece models that change no character and "
-                "remove no space. Received: a tokenizer that does, as `train_sentencepiece` makes "
-                "them. Train byte pairs (--tokens pieces)."
+                "Hugging Face's library has SentencePiece models that change no character, remove "
+                "no space and put one before a text. Received: one that does otherwise, as "
+                "`train_sentencepiece` makes them. Train byte pairs (--tokens pieces)."
             )
         pieces = own_model(tokenizer, draft / LLAMA_FILE)
     elif isinstance(tokenizer, BytePairTokenizer):
@@ -427,13 +363,8 @@ def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
             f"Received: a {type(tokenizer).__name__}."
         )
     is_byte_level = isinstance(tokenizer, BytePairTokenizer)
-    name = "PreTrainedTokenizerFast"
-    if not is_byte_level:  # Gemma puts no space before a text
-        spec = Model.FromString(tokenizer.model).normalizer_spec
-        is_bare = spec.HasField("add_dummy_prefix") and not spec.add_dummy_prefix
-        name = "GemmaTokenizer" if is_bare else "LlamaTokenizer"
     write_json(draft / SETTINGS, {
-        "tokenizer_class": name,
+        "tokenizer_class": "PreTrainedTokenizerFast" if is_byte_level else "LlamaTokenizer",
         "bos_token": None if start is None else pieces[start],
         "eos_token": None if end is None else pieces[end],
         **({} if is_byte_level else {"add_bos_token": start is not None, "add_eos_token": False,

@@ -70,18 +70,11 @@ def check_t5_blocks(model):
     check_t5(model, "PEFT")
 
 
-def check_phi3(model):
-    """Raises ConversionError unless the blocks are those of Phi-3, which most of Llama's are."""
-    family = llama.family_of(model, "PEFT")
-    check_equal("PEFT", {"of Phi-3 the blocks": (family in ("llama", "mistral", "phi3"), True)})
-
-
-def llama_rows(model, family=None):
-    """The table of Llama; without that of tokens if ours are scaled and theirs are not."""
-    family, table = family or llama.family_of(model, "PEFT"), model.embedding
-    is_other = table.scale and family != "gemma"
-    return (row for row in llama.rows(model, family)
-            if not (is_other and row.variable is table.embeddings))  # fmt: skip
+def llama_rows(model):
+    """The table of Llama; without that of tokens if ours are scaled, which theirs are not."""
+    table = model.embedding
+    return (row for row in llama.rows(model)
+            if not (table.scale and row.variable is table.embeddings))  # fmt: skip
 
 
 class Naming(NamedTuple):
@@ -111,7 +104,6 @@ FAMILIES = {
         full_name=lambda model, name: gpt2.PREFIX + name,
     ),
     "llama": Naming(LanguageModel, llama_rows, lambda model: llama.family_of(model, "PEFT")),
-    "phi3": Naming(LanguageModel, lambda model: llama_rows(model, "phi3"), check_phi3),
     "t5": Naming(TranslationModel, t5.block_rows, check_t5_blocks),
     # With the names that M2M100 and BART have, too.
     **dict.fromkeys(("bart", "m2m100", "marian"), Naming(TranslationModel, marian.block_rows)),
@@ -125,7 +117,7 @@ def read_peft(model, path, family):
         model: a model of the family, with the weights for which the LoRA was trained.
         path: path of a folder with adapter_config.json and adapter_model.safetensors.
         family: a key of `convert.peft.FAMILIES`: "bart" (and mBART), "bert", "gpt2", "llama" (and
-            Mistral, Qwen and Gemma), "m2m100" (and NLLB), "marian", "phi3" or "t5" (and mT5).
+            Mistral and Qwen), "m2m100" (and NLLB), "marian" or "t5" (and mT5).
 
     Returns:
         A new model, as from `add_lora`. For layers that the folder leaves out, LoRA adds zero.
@@ -188,7 +180,7 @@ def write_peft(model, path, family):
         model: a model of the family, from `add_lora`.
         path: path of the new folder, missing or empty.
         family: a key of `convert.peft.FAMILIES`: "bart" (and mBART), "bert", "gpt2", "llama" (and
-            Mistral, Qwen and Gemma), "m2m100" (and NLLB), "marian", "phi3" or "t5" (and mT5).
+            Mistral and Qwen), "m2m100" (and NLLB), "marian" or "t5" (and mT5).
 
     Returns:
         The path.

@@ -35,7 +35,7 @@ SPECIAL_TOKENS = "special_tokens_map.json"
 # Classes whose ids follow the file's layout; other classes number the same pieces differently.
 CLASSES = {
     T5_FILE: ("T5", "MT5"),
-    LLAMA_FILE: ("Llama", "CodeLlama", "Gemma"),
+    LLAMA_FILE: ("Llama", "CodeLlama"),
     FAIRSEQ_FILE: ("XLMRoberta", "MBart", "MBart50", "Nllb", "M2M100"),
     WORD_PIECES: ("Bert", "DistilBert"),
     MERGES: ("GPT2", "Roberta", "Bart"),
@@ -300,13 +300,11 @@ def _of_pieces(file, settings, vocabulary):
     if unknown is None:
         raise ConversionError(f"{file} must have an unknown piece. Received: none.")
     names, class_name = [p.piece for p in model.pieces], settings.text("tokenizer_class", "")
-    if file.name == LLAMA_FILE and "Gemma" not in class_name:
+    if file.name == LLAMA_FILE:
         spec = model.normalizer_spec
         begins = spec.add_dummy_prefix or not spec.HasField("add_dummy_prefix")
         settings.one_of("add_prefix_space", None, begins)
-    elif file.name == LLAMA_FILE:
-        settings.ignore(["add_prefix_space"])  # as Gemma's class does
-    if file.name == T5_FILE:
+    elif file.name == T5_FILE:
         extra = settings.count("extra_ids", 100, least=0)
         names += [f"<extra_id_{index}>" for index in reversed(range(extra))]
     elif file.name == FAIRSEQ_FILE and (vocabulary or "M2M100" in class_name):

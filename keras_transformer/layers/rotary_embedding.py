@@ -18,8 +18,7 @@ class RotaryEmbedding(keras.layers.Layer):
     Source: Su et al. 2021, section 3.2 (https://arxiv.org/abs/2104.09864); scaling: "linear",
     Chen et al. 2023 (https://arxiv.org/abs/2306.15595); "ntk", which stretches long wavelengths
     only, Peng et al. 2023, section 3.1 (https://arxiv.org/abs/2309.00071); "llama3", Llama Team
-    2024 (https://arxiv.org/abs/2407.21783), by its released code; "yarn", Peng et al. 2023,
-    sections 3.2 to 3.4, by its released code.
+    2024 (https://arxiv.org/abs/2407.21783), by its released code.
 
     Args:
         max_wavelength: longest wavelength, in tokens, divided by 2 pi; also called base or theta.
@@ -27,13 +26,10 @@ class RotaryEmbedding(keras.layers.Layer):
         interleaved: whether a pair is two neighbouring columns, as in the paper; otherwise column
             i and column i + rotary_dim / 2, as in Llama.
         scaling: how rates are lowered for sequences longer than in training: None, or
-            {"type": "linear", "factor": 4.0}, {"type": "ntk", "factor": 4.0}, {"type": "llama3",
-            "factor": 8.0, "low_frequency": 1.0, "high_frequency": 4.0, "original_length": 8192}, or
-            {"type": "yarn", "factor": 4.0, "low_frequency": 1.0, "high_frequency": 32.0,
-            "original_length": 32768, "attention_factor": 1.14}. The last two divide rates of at
-            most `low_frequency` turns in `original_length` tokens by `factor`, keep those of at
-            least `high_frequency`, and mix both in between, "yarn" evenly by column. It also
-            multiplies what is rotated by `attention_factor`, 0.1 ln(factor) + 1 in the paper.
+            {"type": "linear", "factor": 4.0}, {"type": "ntk", "factor": 4.0}, or {"type": "llama3",
+            "factor": 8.0, "low_frequency": 1.0, "high_frequency": 4.0, "original_length": 8192}.
+            The last one divides rates of at most `low_frequency` turns in `original_length` tokens
+            by `factor`, keeps those of at least `high_frequency`, and mixes both in between.
 
     Call arguments:
         inputs: (..., length, dim), such as queries or keys (batch, heads, length, dim).
@@ -75,8 +71,7 @@ class RotaryEmbedding(keras.layers.Layer):
                 f"Received: rotary_dim={self.rotary_dim}, width {dim}."
             )
         rates = rotary_rates(self.rotary_dim or dim, self.max_wavelength, self.scaling)
-        scale = (self.scaling or {}).get("attention_factor", 1.0)
-        self._rotation = {"rates": rates, "interleaved": self.interleaved, "scale": scale}
+        self._rotation = {"rates": rates, "interleaved": self.interleaved}
 
     def call(self, inputs, start=0):
         positions = start + ops.arange(ops.shape(inputs)[-2], dtype="int32")

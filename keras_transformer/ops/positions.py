@@ -87,41 +87,15 @@ def rotary_rates(dim, max_wavelength=10000, scaling=None):
     if kind == "linear":
         return [rate / factor for rate in rates]
     low, high = scaling["low_frequency"], scaling["high_frequency"]
-    if kind == "yarn":
-        kept = _kept_by_column(dim, max_wavelength, scaling["original_length"], low, high)
-    else:
-        turns = (rate * scaling["original_length"] / (2 * math.pi) for rate in rates)
-        kept = (min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns)
+    turns = (rate * scaling["original_length"] / (2 * math.pi) for rate in rates)
+    kept = (min(max((turn - low) / (high - low), 0.0), 1.0) for turn in turns)
     return [rate * (share + (1 - share) / factor) for rate, share in zip(rates, kept, strict=True)]
 
 
-def _kept_by_column(dim, max_wavelength, original_length, low, high):
-    """Which share of each rate YaRN keeps: falling from 1 to 0 between two whole pairs of columns.
-
-    They are those around the pairs that make `high` and `low` turns in `original_length` tokens.
-    """
-    if max_wavelength <= 1:
-        raise ValueError(
-            f"The scaling 'yarn' needs a max_wavelength above 1. Received: {max_wavelength}."
-        )
-
-    def pair_of(turns):
-        return (
-            dim * math.log(original_length / (turns * 2 * math.pi)) / 2 / math.log(max_wavelength)
-        )
-
-    first = max(math.floor(pair_of(high)), 0)
-    last = min(math.ceil(pair_of(low)), dim - 1)
-    width = last - first or 0.001  # as in the released code
-    return [1 - min(max((pair - first) / width, 0.0), 1.0) for pair in range(dim // 2)]
-
-
-_BY_FREQUENCY = ("factor", "low_frequency", "high_frequency", "original_length")
 SCALINGS = {
     "linear": ("factor",),
     "ntk": ("factor",),
-    "llama3": _BY_FREQUENCY,
-    "yarn": (*_BY_FREQUENCY, "attention_factor"),
+    "llama3": ("factor", "low_frequency", "high_frequency", "original_length"),
 }
 
 
@@ -148,7 +122,7 @@ def check_scaling(scaling):
     return kind
 
 
-def rotate(inputs, positions, rates, interleaved=False, scale=1.0):
+def rotate(inputs, positions, rates, interleaved=False):
     """Rotates the first columns of vectors, in pairs, by the angles positions * rates.
 
     Computed in float32 under every dtype policy.
@@ -159,7 +133,6 @@ def rotate(inputs, positions, rates, interleaved=False, scale=1.0):
         rates: of `rotary_rates`, (pairs,); the first 2 * pairs columns are rotated.
         interleaved: whether a pair is two neighbouring columns, or one of the first half of those
             columns and one of the second.
-        scale: what the rotated columns are multiplied by.
 
     Returns:
         Same shape and dtype as `inputs`.
@@ -172,8 +145,6 @@ def rotate(inputs, positions, rates, interleaved=False, scale=1.0):
     wide = wide_dtype(inputs)
     angles = ops.cast(positions, wide)[:, None] * ops.convert_to_tensor(rates, wide)
     cosines, sines = ops.cos(angles), ops.sin(angles)  # (length, pairs)
-    if scale != 1.0:
-        cosines, sines = cosines * scale, sines * scale
     pairs, dim = len(rates), inputs.shape[-1]
     rotated = ops.cast(inputs[..., : 2 * pairs], wide)
     if interleaved:

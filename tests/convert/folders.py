@@ -125,21 +125,13 @@ def a_gpt2(path):
     huggingface.write(Generator(model, tokenizer, SamplingSettings(32, 9)), path)
 
 
-def a_llama(path, **options):
+def a_llama(path):
     tokenizer = kt.tokenizers.train_byte_pairs(TEXTS.sources, 290)
-    options = {"scale_embedding": False, "tie_output": False} | options
     model = kt.language_model(
-        290, **BLOCK, intermediate_dim=14, blocks="llama", norm_epsilon=1e-6, **options
-    )
+        290, **BLOCK, intermediate_dim=14, blocks="llama", norm_epsilon=1e-6,
+        scale_embedding=False, tie_output=False,
+    )  # fmt: skip
     huggingface.write(Generator(model, tokenizer, SamplingSettings(32, 9)), path)
-
-
-def a_phi3(path):
-    a_llama(path, attention_arguments={"rotary": {"rotary_dim": 2}})
-
-
-def a_gemma(path):
-    a_llama(path, scale_embedding=True, tie_output=True, activation=gelu_tanh)
 
 
 def _bert_of(head, **options):
@@ -215,8 +207,6 @@ FAMILIES = {
     "t5": a_t5,
     "gpt2": a_gpt2,
     "llama": a_llama,
-    "phi3": a_phi3,
-    "gemma": a_gemma,
     "bert": a_bert,
     "distilbert": a_distilbert,
     "roberta": a_roberta,

@@ -192,8 +192,8 @@ def gpt2(path, name="GPT2"):
     return *load_tokenizer_of(path), of_transformers(theirs, name == "GPT2")
 
 
-def llama(path, name="Llama"):
-    theirs = (test_llama.gemma if name == "Gemma" else test_llama.sentencepiece)(path)
+def llama(path):
+    theirs = test_llama.sentencepiece(path)
     return *load_tokenizer_of(path), of_transformers(theirs)
 
 
@@ -260,7 +260,6 @@ FAMILIES = {
     "GPT-2": gpt2,
     "RoBERTa": lambda path: gpt2(path, "Roberta"),
     "Llama 2": llama,
-    "Gemma": lambda path: llama(path, "Gemma"),
     "Llama 3": lambda path: later(path, "llama3"),
     "Qwen2": lambda path: later(path, "qwen2"),
     "BERT": bert,

@@ -87,7 +87,7 @@ def inputs(name):
     ids = np.random.default_rng(5).integers(7, 39, (2, 7)).astype("int32")
     if "marian" in name or name in COLUMNS:
         return {"source_ids": ids, "target_ids": ids[:, ::-1].copy()}
-    if name in ("gpt2", "llama", "phi3", "gemma"):
+    if name in ("gpt2", "llama"):
         return {"token_ids": ids}
     given = {"token_ids": ids, "segment_ids": (ids > 20).astype("int32")}
     if "pretraining" in name:
@@ -164,5 +164,4 @@ def test_a_changed_setting_changes_both_or_is_named(name, tmp_path, caplog):
             moved = np.abs(theirs - before).max() > 1e-4
             counts["honoured" if moved else "equal"] += 1
     print(f"{name}: {json.dumps(counts)}, {sum(counts.values())} drawn")
-    # No other setting of a Gemma this small moves its logits.
-    assert counts["refused"] and counts["equal" if name == "gemma" else "honoured"]
+    assert counts["refused"] and counts["honoured"]

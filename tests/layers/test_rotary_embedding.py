@@ -8,8 +8,8 @@ from keras_transformer.ops.positions import rotary_rates
 from tests.layer_check import check_layer
 from tests.reference import array, fill, normal
 
-YARN = {"type": "yarn", "factor": 4.0, "low_frequency": 1.0, "high_frequency": 32.0,
-        "original_length": 64, "attention_factor": 1.14}  # fmt: skip
+LLAMA3 = {"type": "llama3", "factor": 8.0, "low_frequency": 1.0, "high_frequency": 4.0,
+          "original_length": 64}  # fmt: skip
 
 
 def test_layer_passes_every_check(tmp_path):
@@ -77,17 +77,10 @@ def test_rates_of_scalings():
     # NTK: the shortest wavelength stays, the longest is `factor` times as long.
     stretched = rotary_rates(8, 10000, {"type": "ntk", "factor": 4.0})
     np.testing.assert_allclose([stretched[0], stretched[-1]], [plain[0], plain[-1] / 4])
-    llama = {"type": "llama3", "factor": 8.0, "low_frequency": 1.0, "high_frequency": 4.0,
-             "original_length": 64}  # fmt: skip
-    rates = rotary_rates(8, 10000, llama)
+    rates = rotary_rates(8, 10000, LLAMA3)
     turns = plain * 64 / (2 * np.pi)  # 10.2, 1.02, 0.1, 0.01
     share = (turns[1] - 1) / 3
     np.testing.assert_allclose(rates, plain * [1, share + (1 - share) / 8, 1 / 8, 1 / 8], rtol=1e-6)
-    # 4 turns are made between pairs 0 and 1, and 1 between 1 and 2: mixed evenly from 0 to 2.
-    rates = rotary_rates(8, 10000, {**llama, "type": "yarn", "attention_factor": 1.2})
-    np.testing.assert_allclose(rates, plain * [1, 1 / 2 + 1 / 16, 1 / 8, 1 / 8], rtol=1e-6)
-    rates = rotary_rates(2, 10000, {**llama, "type": "yarn", "attention_factor": 1.2})
-    assert rates == [1.0], "where both bounds are one pair"
 
 
 def test_long_positions_stay_exact_in_half_precision():
@@ -103,10 +96,10 @@ def test_bad_arguments_are_refused():
         ({"max_wavelength": 0}, "max_wavelength must be a finite number above 0"),
         ({"rotary_dim": 3}, "dim must be even"),
         ({"rotary_dim": 1}, "rotary_dim must be an integer of at least 2"),
-        ({"scaling": {"type": "yarn"}}, "scaling must be None or {'type': 'linear'"),
+        ({"scaling": {"type": "llama3"}}, "scaling must be None or {'type': 'linear'"),
         ({"scaling": {"type": "dynamic", "factor": 2.0}}, "scaling must be None or {'type': 'lin"),
-        ({"scaling": {**YARN, "high_frequency": 1.0}}, "high_frequency of scaling must be above"),
-        ({"scaling": {**YARN, "attention_factor": 0.0}}, "attention_factor of scaling must be"),
+        ({"scaling": {**LLAMA3, "high_frequency": 1.0}}, "high_frequency of scaling must be above"),
+        ({"scaling": {**LLAMA3, "original_length": 0}}, "original_length of scaling must be"),
         ({"scaling": {"type": "linear", "factor": -1.0}}, "factor of scaling must be"),
     ):
         with pytest.raises(ValueError, match=rf"{message}.*Received: "):
@@ -117,8 +110,6 @@ def test_bad_arguments_are_refused():
         RotaryEmbedding(rotary_dim=8)(normal(2, 3, 6))
     with pytest.raises(ValueError, match=r"dim must be even.*Received: dim=3"):
         MultiHeadAttention(2, rotary={})(normal(2, 3, 6))
-    with pytest.raises(ValueError, match=r"needs a max_wavelength above 1\. Received: 0.5"):
-        RotaryEmbedding(0.5, scaling=YARN)(normal(2, 3, 8))
     with pytest.raises(ValueError, match=r"one sequence.*Received: a value"):
         MultiHeadAttention(2, rotary={})(normal(2, 3, 8), normal(2, 3, 8))
 

@@ -28,14 +28,6 @@ FAMILIES = {
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
         {"rotary": {"scaling": {"type": "linear", "factor": 4.0}}},
     ),
-    "Llama, YaRN": (
-        {"rope_parameters": {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0,
-                             "original_max_position_embeddings": 100}},
-        {"rotary": {"max_wavelength": 500.0, "scaling": {
-            "type": "yarn", "factor": 4.0, "low_frequency": 1.0, "high_frequency": 32.0,
-            "original_length": 100, "attention_factor": 0.1 * math.log(4.0) + 1.0,
-        }}},
-    ),
     "Qwen2": ({}, {"use_bias": True}),
     "Qwen3": ({}, {"query_key_norm": 1e-6}),
     "Mistral": ({"sliding_window": 3}, {}),
