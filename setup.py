@@ -36,11 +36,15 @@ setup(
     long_description=(ROOT / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    # The folder train/ of the repository is installed under a name that nobody else uses. It is no
-    # part of keras_transformer, so that its flags are answered without importing TensorFlow.
+    # The folder train/ of the repository is installed under a name that nobody else uses, without
+    # its benchmark. It is no part of keras_transformer, so that its flags are answered without
+    # importing TensorFlow.
     packages=[
         *find_packages(include=["keras_transformer", "keras_transformer.*"]),
-        *(f"keras_transformer_{name}" for name in find_packages(include=["train", "train.*"])),
+        *(
+            f"keras_transformer_{name}"
+            for name in find_packages(include=["train", "train.*"], exclude=["train.benchmark"])
+        ),
     ],
     package_dir={"keras_transformer_train": "train"},
     package_data={

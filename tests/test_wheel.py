@@ -62,6 +62,7 @@ def test_the_wheel_holds_the_library_and_the_commands_and_no_tests(place):
     assert tops == {"bin", "keras_transformer", "keras_transformer_train"}
     assert (place / "keras_transformer" / "figures" / "html_page.html").exists()
     assert (place / "keras_transformer_train" / "serve" / "page.html").exists()
+    assert not (place / "keras_transformer_train" / "benchmark").exists()
 
 
 def test_the_library_works_from_its_wheel_alone(place, tmp_path):

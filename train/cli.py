@@ -13,7 +13,6 @@ MODULES = {
     "convert": "convert",
     "launch": "launch.__main__",
     "serve": "serve.__main__",
-    "benchmark": "benchmark.__main__",
 }
 
 

@@ -11,7 +11,6 @@ from train.benchmark.command import choose_device
 from train.benchmark.engines import SIZES, Candidate, Engine, Size, Workload, size_on
 from train.benchmark.products import Product, forward_products, training_flops
 from train.benchmark.rounds import measure
-from train.benchmark.scaling import arrangement_table
 from train.benchmark.tables import compare, engine_table
 
 from .conftest import SETTINGS
@@ -128,7 +127,6 @@ def test_continuations_are_measured_beside_hugging_face(tmp_path):
     first, whole = run["measurements"]
     assert [row["result"] for row in first["engines"] if "forward" not in row["name"]] == [1.0] * 3
     assert [row["result"] for row in whole["engines"]] == [7.0] * 3, "as many tokens each"
-    assert [each["marks"][0]["wanted"] for each in (first, whole)] == [0.77, 1.0]
 
 
 @pytest.mark.slow
@@ -228,7 +226,10 @@ def test_the_table_stands_without_our_own_engine():
         (["--part", "train-huge"], "argument --part: invalid choice: 'train-huge'"),
         (["--device", "gpu"], "--device gpu needs an NVIDIA GPU"),
         (["--part", "served", "--run", "r"], "--part served needs --run and --text"),
-        (["--device", "gpu", "--part", "scaling"], "--part scaling measures CPUs"),
+        (
+            ["--device=gpu", "--part=served", "--run=r", "--text=t"],
+            "--part served measures CPUs. Received: --device gpu",
+        ),
         (["--json", "no/such/folder/out.json"], "there is no folder no/such/folder"),
     ],
 )
@@ -238,13 +239,6 @@ def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys,
         command.run(arguments)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-def test_scaling_is_shown_as_milliseconds_and_shares():
-    one = {"name": "1 device", "seconds": 0.5, "tokens": 100, "all_reduce_seconds": 0.01}
-    lines = arrangement_table([{**one, "reduced_bytes": 3e6}])
-    assert lines[1] == "1 device         500.0       200     10.0 ms   2.0%"
-    assert lines[2].startswith("Reduced a step: 3.0 MB in one all-reduce")
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Benchmarks; `python -m train.benchmark` prints the speed of one model on this machine."""
+"""`python -m train.benchmark` prints the speed of one model on this machine; in no wheel."""

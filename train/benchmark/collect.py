@@ -64,7 +64,7 @@ def collect(folder, python="3.12", pip=(sys.executable, "-m", "pip")):
 
 
 def checkout():
-    """The files of this checkout that are not ignored, a list; empty if it is an installation."""
+    """The files of this checkout that are not ignored, a list; empty if it is no repository."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout
     paths = [REPOSITORY / name for name in listed.split("\0") if name]

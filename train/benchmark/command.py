@@ -46,7 +46,6 @@ examples:
     python -m train.benchmark --part train-small --dtype bfloat16
     python -m train.benchmark --device gpu --part train-big --json gpu.json
     python -m train.benchmark --backend jax --minutes 4 --json gpu.json
-    python -m train.benchmark --part scaling                    devices, workers, all-reduce
     python -m train.benchmark --part generate                   GPT-2's shape against Hugging Face
     python -m train.benchmark --part served --run runs/demo --text texts.en
     python -m train.benchmark --part decode --decode-batch 1 --repeats 9 --json decoding.json
@@ -127,7 +126,7 @@ def parse(arguments):
     parts = "; ".join(f"{name}: {part.help}" for name, part in PARTS.items())
     add(
         "--part", ["train-small", "train-base", "decode"],
-        f"{parts}; all: each but generate, scaling and served",
+        f"{parts}; all: each but generate and served",
         nargs="+", choices=[*PARTS, "all"], metavar="PART",
     )  # fmt: skip
     add_what_all_have(parser)
@@ -155,8 +154,7 @@ def parse(arguments):
         options.part = list(dict.fromkeys([*ALL, *others]))
     if "served" in options.part and not (options.run and options.text):
         parser.error("--part served needs --run and --text")
-    on_cpus = [f"--part {name}" for name in ("scaling", "served") if name in options.part]
-    choose(parser, options, on_cpus)
+    choose(parser, options, ["--part served"] if "served" in options.part else [])
     return options
 
 
@@ -210,9 +208,9 @@ def run(arguments=None):
     for measure, size in dict.fromkeys(
         (PARTS[name].measure, "toy" if options.toy else PARTS[name].size) for name in options.part
     ):
-        for name, title, rows, lines, marks, num_ours in measure(options, size):
+        for name, title, rows, lines, num_ours in measure(options, size):
             print("", f"{name}: {title}", *lines, sep="\n", flush=True)
-            measured = {"table": name, "title": title, "engines": rows, "marks": marks}
+            measured = {"table": name, "title": title, "engines": rows}
             if options.gpu:
                 measured["gpu_state_after"] = nvidia_smi()
             report["measurements"].append(measured)

@@ -48,8 +48,6 @@ LONG = {"batch_size": 4, "length": 4096}
 # What our step of base should reach on an H100, and that of big.
 FASTER_THAN = {"KerasHub": 1.5, "PyTorch": 1.0}
 TOKENS_PER_SECOND_AT_BIG = 120_000
-# What XLA makes of our step of base for an H100 (docs/h100.md).
-BYTES_OF_BASE = 22.7 * 2**30
 CACHE = "jax-cache"  # folder beside the report
 SECONDS_WORTH_KEEPING = 10  # of compiling
 
@@ -172,14 +170,10 @@ def marks_of(table, rows, gpu):
         speed = ours.get("tokens_per_second")
         return [mark_of("target tokens a second", speed, TOKENS_PER_SECOND_AT_BIG)]
     ratios = {row["name"].split()[0]: row.get("ours_is_faster_by", [None])[0] for row in peers}
-    marks = [
+    return [
         mark_of(f"times as fast as {peer}", ratios.get(peer), wanted)
         for peer, wanted in FASTER_THAN.items()
     ]
-    milliseconds = 1000 * statistics.median(ours["seconds"]) if ours["seconds"] else None
-    bound = 1000 * BYTES_OF_BASE / PEAKS[gpu]["bytes"]
-    text = f"ms a step, at least {bound:.2f} by what it moves, as docs/h100.md counts"
-    return [*marks, mark_of(text, milliseconds)]
 
 
 def line_of(measure, row, begun):

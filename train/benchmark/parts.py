@@ -5,15 +5,14 @@ import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from . import decoding, generation, products, scaling, served, training
+from . import decoding, generation, products, served, training
 from .engines import SIZES, Candidate, Workload, size_on
 from .products import peak_of
 from .rounds import measure
-from .tables import compare, engine_table, mark_lines, mark_of
+from .tables import compare, engine_table
 
 DTYPES = ["float32", "bfloat16"]
 NEW_TOKENS = 64  # of a continuation
-PASSES_TO_FIRST_TOKEN = 1.3  # most forward passes that may last as long
 
 
 class Table(NamedTuple):
@@ -21,9 +20,8 @@ class Table(NamedTuple):
 
     name: str  # short, such as "train-base, bfloat16"
     title: str  # what was done, on how much
-    rows: list  # one dictionary per engine, or per fact
+    rows: list  # one dictionary per engine
     lines: list  # the same as text
-    marks: list = []  # what should be reached, dictionaries
     num_ours: int = 1  # how many rows, from the first on, may not fail
 
 
@@ -129,12 +127,8 @@ def measure_generation(options, name):
         },
         1,
     )
-    passes = rows[2].get("ours_is_faster_by", [None])[0]
-    wanted = round(1 / PASSES_TO_FIRST_TOKEN, 2)
-    marks = [mark_of("times the first token's time for a forward pass", passes, wanted)]
     title = f"{text}: the first token after a prompt of {size.length}; ms"
-    lines = engine_table(rows) + mark_lines(marks)
-    yield Table("first token", title, rows, lines, marks, num_ours=3)
+    yield Table("first token", title, rows, engine_table(rows), num_ours=3)
 
     # With a short prompt, so that what is measured is the tokens after it.
     workload = workload._replace(size=size._replace(length=min(size.length, new)))
@@ -146,11 +140,8 @@ def measure_generation(options, name):
         },
         new,
     )
-    ratio = rows[2].get("ours_is_faster_by", [None])[0]
-    marks = [mark_of("times as fast as Hugging Face", ratio, 1.0)]
     title = f"{text}: {new} tokens after a prompt of {workload.size.length}, batch 1; ms for all"
-    lines = engine_table(rows) + mark_lines(marks)
-    yield Table("generate", title, rows, lines, marks, num_ours=2)
+    yield Table("generate", title, rows, engine_table(rows), num_ours=2)
 
 
 def measure_served(options, _):
@@ -177,24 +168,6 @@ def measure_served(options, _):
         )
 
 
-def measure_scaling(options, name):
-    size = SIZES[name]
-    steps = steps_of(options)
-    rows = [
-        scaling.measure_arrangement(arrangement, name, steps)
-        for arrangement in scaling.ARRANGEMENTS
-    ]
-    title = (
-        f"training, {name}: {size.describe()}, float32; the same global batch of "
-        f"{size.batch_size} x {size.length} everywhere, all on the same cores"
-    )
-    yield Table("scaling", title, rows, scaling.arrangement_table(rows))
-    rows = measure(scaling.step_candidates(size, options.threads), options.repeats, steps)
-    compare(rows, size.batch_size * size.length)
-    lines = engine_table(rows)
-    yield Table("scaling, one device", "steps of the same model", rows, lines, num_ours=len(rows))
-
-
 PARTS = {
     **{
         f"train-{size}": Part(measure_training, size, f"training, model {size}")
@@ -211,12 +184,6 @@ PARTS = {
         "base",
         "translation as it is served, from text to text, by the model of --run, of the texts of "
         "--text",
-    ),
-    "scaling": Part(
-        measure_scaling,
-        "small",
-        "one step on 1, 2 and 4 virtual devices and on 2 workers of a CPU, the exact step compared "
-        "with Keras's own",
     ),
 }
 ALL = ("train-tiny", "train-small", "train-base", "train-big", "decode")  # of --part all

@@ -88,7 +88,9 @@ def report_table(runs):
         "holds": lambda row: {True: "yes", False: "NO"}.get(row.get("holds"), ""),
     }
     marks = [
-        f"{name}: {line}" for name, each in tables.items() for line in mark_lines(each["marks"])
+        f"{name}: {line}"
+        for name, each in tables.items()
+        for line in mark_lines(each.get("marks", ()))
     ]
     return [*table(_filled(columns, rows), rows), *marks]
 
@@ -99,9 +101,8 @@ def _number(key, spec, unit=1.0):
 
 
 def _milliseconds(row):
-    seconds = row.get("seconds")  # of an arrangement of devices one number, in its own table
-    is_timed = isinstance(seconds, list) and seconds
-    return f"{1000 * statistics.median(seconds):.2f}" if is_timed else ""
+    seconds = row.get("seconds")
+    return f"{1000 * statistics.median(seconds):.2f}" if seconds else ""
 
 
 def _first_faster_by(row):
@@ -143,18 +144,18 @@ def _filled(columns, rows):
     return {first: name, **{key: text for key, text in others if any(map(text, measured))}}
 
 
-def mark_of(text, measured, wanted=None):
+def mark_of(text, measured, wanted):
     """What should be reached, and what was.
 
     Args:
         text: what is measured.
         measured: None if it was not.
-        wanted: the least it should be, or None.
+        wanted: the least it should be.
 
     Returns:
-        A dictionary of these and `reached`, None if nothing is wanted or was measured.
+        A dictionary of these and `reached`, None if nothing was measured.
     """
-    reached = None if None in (measured, wanted) else measured >= wanted
+    reached = None if measured is None else measured >= wanted
     return {"mark": text, "wanted": wanted, "measured": measured, "reached": reached}
 
 
@@ -162,12 +163,10 @@ def mark_lines(marks):
     """Lines of text, one for each mark of `mark_of`."""
     lines = []
     for mark in marks:
-        measured, wanted = mark["measured"], mark["wanted"]
+        measured = mark["measured"]
         line = mark["mark"] if measured is None else f"{measured:,.2f} {mark['mark']}"
-        if wanted is not None:
-            line += f", at least {wanted:,}"
-        verdict = {True: ": reached", False: ": MISSED"}.get(mark["reached"], "")
-        lines.append(f"mark: {line}{': not measured' if measured is None else verdict}")
+        verdict = {True: "reached", False: "MISSED", None: "not measured"}[mark["reached"]]
+        lines.append(f"mark: {line}, at least {mark['wanted']:,}: {verdict}")
     return lines
 
 
