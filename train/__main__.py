@@ -1,6 +1,6 @@
 """Trains a translator on an embedded corpus, evaluates it, draws pictures, exports and queries it.
 
-    python -m train
+    keras-transformer demo
 
 It needs no network and takes a few minutes on two cores. Everything goes into runs/demo and
 saved_models/demo; a second call finds the trained run and publishes the next version.
@@ -27,7 +27,7 @@ SHOWN = 5  # translations
 
 
 def run_demo(run_path, directory):
-    start_tensorflow("python -m train")
+    start_tensorflow("keras-transformer demo")
     warn_of_idle_gpus()
     start = time.perf_counter()
     config = TranslationConfig.load("demo")
@@ -60,7 +60,7 @@ def run_demo(run_path, directory):
 
 
 def main(arguments=None):
-    parser = Parser(prog="python -m train", description=__doc__)
+    parser = Parser(prog="keras-transformer demo", description=__doc__)
     parser.add_argument("--run", default="runs/demo", help="folder of the run")
     parser.add_argument("--directory", default="saved_models", help="folder of all served models")
     options = parser.parse_args(arguments)

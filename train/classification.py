@@ -2,15 +2,16 @@
 
 Train, or resume a run that was stopped:
 
-    python -m train.classification --folder aclImdb/train --hold-out 5000 --run runs/imdb
+    keras-transformer classification --folder aclImdb/train --hold-out 5000 --run runs/imdb
 
 Use the trained run (each has its own --help):
 
-    python -m train.classification classify --run runs/imdb < texts.txt > labels.tsv
-    python -m train.classification evaluate --run runs/imdb --folder aclImdb/test
-    python -m train.classification export --run runs/imdb --name imdb
+    keras-transformer classification classify --run runs/imdb < texts.txt > labels.tsv
+    keras-transformer classification evaluate --run runs/imdb --folder aclImdb/test
+    keras-transformer classification export --run runs/imdb --name imdb
 
---pretrained fine-tunes the BERT of a train.pretraining run, or of a run that was fine-tuned before.
+--pretrained fine-tunes the BERT of a keras-transformer pretraining run, or of a run that was
+fine-tuned before.
 
 Texts come from a folder with one subfolder of .txt files per label, from a file with two columns
 (text TAB label, several labels joined by commas), from a table, or from TensorFlow Datasets.
@@ -50,7 +51,7 @@ LOST_MIDDLE = "read without their middle"
 
 
 class ClassificationConfig(TrainingConfig):
-    """One experiment of `python -m train.classification`."""
+    """One experiment of `keras-transformer classification`."""
 
     command: ClassVar[str] = "classification"
     training_text: ClassVar[dict] = one_of(
@@ -75,7 +76,7 @@ class ClassificationConfig(TrainingConfig):
     valid_tsv: str = setting("", "the same for validation")
     table: str = setting("", f"instead: {TABLE}")
     valid_table: str = setting("", "the same for validation")
-    prepared: str = setting("", "instead: a folder of train.prepare --labelled")
+    prepared: str = setting("", "instead: a folder of keras-transformer prepare --labelled")
     text_column: str = setting("text", "column of texts in a table")
     label_column: str = setting("label", "column of labels in a table")
     dataset: str = setting("", "instead: a TFDS name, e.g. imdb_reviews")
@@ -91,8 +92,8 @@ class ClassificationConfig(TrainingConfig):
 
     pretrained: str = setting(
         "",
-        "fine-tune the model of a train.pretraining run, or a BERT from a folder of Hugging Face "
-        "or KerasHub",
+        "fine-tune the model of a keras-transformer pretraining run, or a BERT from a folder of "
+        "Hugging Face or KerasHub",
     )
     from_scratch: bool = setting(
         False, "with --pretrained: start from random weights, for comparison"
@@ -187,8 +188,8 @@ class ClassificationExperiment(Experiment):
             self.prepared = self.open_prepared("classification")
             if (config.task == "regression") == bool(self.prepared.manifest["names"]):
                 raise ValueError(
-                    "--task regression needs labels that are numbers, and only it: train.prepare "
-                    f"--numbers. Received: {config.prepared}."
+                    "--task regression needs labels that are numbers, and only it: "
+                    f"keras-transformer prepare --numbers. Received: {config.prepared}."
                 )
             if config.task == "single_label":
                 counts = self.prepared.array("labels").sum(axis=1)

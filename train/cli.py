@@ -1,4 +1,4 @@
-"""The program `keras-transformer NAME`, which does what `python -m train.NAME` does."""
+"""The program `keras-transformer NAME`; in a clone `python -m train.NAME` does the same."""
 
 import importlib
 import sys
@@ -19,7 +19,7 @@ MODULES = {
 def main(arguments=None):
     """Runs the command that the first argument names with the others."""
     try:
-        from .settings import ENTRY_POINT, Parser
+        from .settings import Parser
     except ModuleNotFoundError as error:  # pydantic, where only the library is installed
         print(
             f"error: {error}. The commands need the extra `train`: "
@@ -31,7 +31,7 @@ def main(arguments=None):
     name = arguments[0].replace("_", "-") if arguments else "--help"
     if name not in MODULES:
         parser = Parser(
-            ENTRY_POINT,
+            "keras-transformer",
             f"Runs a command: {', '.join(MODULES)}. Each has its own --help.",
             usage="%(prog)s COMMAND [flags]",
         )

@@ -18,7 +18,6 @@ from .options import TrainOptions
 from .settings import (
     EXIT_CODE_MISTAKE,
     Parser,
-    as_called,
     config_as_yaml,
     flag_of,
     import_modules,
@@ -30,8 +29,6 @@ EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
 
 SEVERITIES = (b"I0000 ", b"W0000 ", b"E0000 ")  # of TensorFlow's notes, as its log levels count
 
-ANSWERING = ("translate", "classify", "score", "sample", "evaluate")  # on standard output
-
 # Messages after Ctrl-C; commands that write line by line print their own.
 STOPPED_TRAINING = "Stopped. The same command resumes from the last checkpoint."
 STOPPED = {
@@ -42,7 +39,7 @@ STOPPED = {
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """`python -m train.<name>`: trains an experiment, or does something with a trained run.
+    """`keras-transformer NAME`: trains an experiment, or does something with a trained run.
 
     Args:
         description: description in --help.
@@ -68,19 +65,22 @@ class Command:
         else:
             self._train(arguments)
 
+    @property
+    def prog(self):
+        """The command, as help names it."""
+        return f"keras-transformer {self.experiment.config_class.command.replace('_', '-')}"
+
     def _use(self, name, arguments):
         """Runs a subcommand."""
         options_class = self.subcommands[name]
-        prog = f"python -m train.{self.experiment.config_class.command} {name}"
+        prog = f"{self.prog} {name}"
         description = inspect.getdoc(options_class).replace("{command}", prog)
         parser = Parser(prog=prog, description=description)
         given_in = parser.add_settings(options_class)
         parser.add_imports()
-        with one_line_errors(STOPPED.get(name, "")) as closed:
+        with one_line_errors(STOPPED.get(name, "")):
             flags = parser.parse_args(arguments)
             options = options_class(**given_in(flags))
-            if not getattr(options, "input", ""):
-                check_open(name, closed)
             start_tensorflow(name)
             import_modules(flags.imports)
             self.experiment.check_run(options.run)
@@ -91,7 +91,7 @@ class Command:
         may_change = [flag_of(name) for name in MAY_CHANGE if name in config_class.model_fields]
         epilog = f"You may resume a stopped run with another {', '.join(may_change)}."
         parser = Parser(
-            prog=f"python -m train.{config_class.command}",
+            prog=self.prog,
             usage="%(prog)s --run RUN [flags]",
             description=self.description,
             epilog=textwrap.fill(epilog, 90, break_on_hyphens=False),
@@ -153,21 +153,16 @@ def one_line_errors(stopped=""):
 
     Args:
         stopped: message after Ctrl-C; none if empty.
-
-    Yields:
-        The names of the standard streams that the caller has closed, a list.
     """
-    closed = open_closed_streams()
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Message())
-    logging.basicConfig(handlers=[handler])
+    open_closed_streams()
+    logging.basicConfig(format="%(message)s")
     try:
-        yield closed
+        yield
         sys.stdout.flush()
     except BrokenPipeError:  # as with `| head -1`: the reader has closed the pipe
         sys.exit(EXIT_CODE_NO_READER)
     except (ValueError, OSError, FloatingPointError, ImportError) as error:
-        _say("".join(f"error: {line}\n" for line in as_called(str(error)).splitlines()))
+        _say("".join(f"error: {line}\n" for line in str(error).splitlines()))
         sys.exit(EXIT_CODE_MISTAKE)
     except KeyboardInterrupt:
         _say(f"{stopped}\n" if stopped else "")
@@ -180,13 +175,6 @@ def one_line_errors(stopped=""):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-class _Message(logging.Formatter):
-    """The message alone, with the commands as they are called here."""
-
-    def format(self, record):
-        return as_called(super().format(record))
-
-
 def _say(text):
     with contextlib.suppress(OSError):  # nobody may be reading
         sys.stderr.write(text)
@@ -196,11 +184,7 @@ def open_closed_streams():
     """Opens the null device for each standard stream that is closed, as by `2>&-`.
 
     The next file would get its number otherwise, and what is printed would be written into it.
-
-    Returns:
-        The names of these streams, a list.
     """
-    closed = []
     for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
         try:
             os.fstat(number)
@@ -208,19 +192,6 @@ def open_closed_streams():
             null = os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
             os.set_inheritable(null, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
-            closed.append(name)
-    return closed
-
-
-def check_open(name, closed):
-    """Raises ValueError if a subcommand reads or answers on a stream that is closed."""
-    needed = {"stdin": ("translate", "classify", "score"), "stdout": ANSWERING}
-    for stream in closed:
-        if name in needed.get(stream, ()):
-            raise ValueError(
-                f"`{name}` needs standard {stream[3:]}put. Give it a file or a pipe. "
-                f"Received: a closed {stream}."
-            )
 
 
 @contextlib.contextmanager

@@ -2,11 +2,11 @@
 
 Convert a released model to a run, to translate, evaluate, tune and export (nothing is downloaded):
 
-    python -m train.convert --from opus-mt-en-de --run runs/opus
+    keras-transformer convert --from opus-mt-en-de --run runs/opus
 
 Write a trained run in another format; a fresh process checks it with the other library:
 
-    python -m train.convert --run runs/mine --to ctranslate2 --output converted/mine
+    keras-transformer convert --run runs/mine --to ctranslate2 --output converted/mine
 """
 
 import sys
@@ -36,7 +36,7 @@ TO_RUN, TO_FORMAT = ("source", "run"), ("run", "to", "output")
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(prog="python -m train.convert", description=__doc__)
+    parser = Parser(prog="keras-transformer convert", description=__doc__)
     parser.add_argument(
         "--from", dest="source", metavar="FOLDER",
         help="folder to read: config.json, *.safetensors and tokenizer files; an OpenNMT-tf run; "

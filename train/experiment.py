@@ -217,7 +217,7 @@ class Experiment:
         ):
             raise ValueError(
                 "--prepared must be a text that was prepared with the tokenizer of --pretrained: "
-                f"train.prepare --tokenizer. Received: {self.config.prepared} and "
+                f"keras-transformer prepare --tokenizer. Received: {self.config.prepared} and "
                 f"{self.config.pretrained}."
             )
         return prepared

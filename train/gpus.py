@@ -110,7 +110,7 @@ def warn_of_idle_gpus(root="/"):
         hardware = "an NVIDIA driver"
     else:
         return
-    backend, extra = "TensorFlow", "pip install -e '.[cuda]'"
+    backend, extra = "TensorFlow", "pip install 'keras-transformer-toolkit[cuda]'"
     if os.environ.get("KERAS_BACKEND") == "jax":
         import jax
 

@@ -2,13 +2,13 @@
 
 Train, or resume a run that was stopped:
 
-    python -m train.language_model --text shakespeare.txt --hold-out 0.1 --run runs/shakespeare
+    keras-transformer language-model --text shakespeare.txt --hold-out 0.1 --run runs/shakespeare
 
 Use the trained run (each has its own --help):
 
-    python -m train.language_model sample --run runs/shakespeare --prompt "KING RICHARD:"
-    python -m train.language_model evaluate --run runs/shakespeare --text other.txt --stride 16
-    python -m train.language_model export --run runs/shakespeare --name shakespeare
+    keras-transformer language-model sample --run runs/shakespeare --prompt "KING RICHARD:"
+    keras-transformer language-model evaluate --run runs/shakespeare --text other.txt --stride 16
+    keras-transformer language-model export --run runs/shakespeare --name shakespeare
 
 --model transformer_xl carries a memory from one segment of the text to the next. --pretrained
 tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral or Qwen.
@@ -57,7 +57,7 @@ ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, size
 
 
 class LanguageModelConfig(TrainingConfig):
-    """One experiment of `python -m train.language_model`."""
+    """One experiment of `keras-transformer language-model`."""
 
     command: ClassVar[str] = "language_model"
     further_dimensions: ClassVar[tuple] = ("blocks", "memory_length")
@@ -74,7 +74,7 @@ class LanguageModelConfig(TrainingConfig):
             )
             for model, sizes in SIZES.items()
         },
-        "--hold-out needs --text; train.prepare --held-out holds out of --prepared": (
+        "--hold-out needs --text; keras-transformer prepare --held-out holds out of --prepared": (
             "prepared", "hold_out",
         ),
         "--blocks needs --model transformer": ("blocks", "model!=transformer"),
@@ -95,7 +95,9 @@ class LanguageModelConfig(TrainingConfig):
     text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
     prepared: str = setting(
-        "", "instead of --text: a folder of train.prepare --kind language_model, or documents"
+        "",
+        "instead of --text: a folder of keras-transformer prepare --kind language_model, or "
+        "documents",
     )
     hold_out: float = setting(
         0.0, "instead of --valid-text: share of the text to hold out, at its end", ge=0, lt=1
@@ -266,7 +268,9 @@ class LanguageModelExperiment(Experiment):
     """Learns to continue one long text, bytes; is measured in nats per token."""
 
     config_class = LanguageModelConfig
-    what_is_pretrained = "a finished run of train.language_model, or a folder of GPT-2 or Llama"
+    what_is_pretrained = (
+        "a finished run of keras-transformer language-model, or a folder of GPT-2 or Llama"
+    )
 
     def __init__(self, config, texts=None, run=None):
         classes = (kt.models.decoder_only.LanguageModel, kt.models.xl_model.TransformerXLModel)

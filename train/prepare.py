@@ -1,19 +1,19 @@
 """Prepares text of any size: cleans it, learns a tokenizer, writes token ids.
 
-    python -m train.prepare --source 'text/*.en.gz' --target 'text/*.de.gz' --output prepared
+    keras-transformer prepare --source 'text/*.en.gz' --target 'text/*.de.gz' --output prepared
 
 Train on the folder, on as many machines as you like, in constant memory:
 
-    python -m train.translation --prepared prepared --run runs/ende
+    keras-transformer translation --prepared prepared --run runs/ende
 
 Documents, for a language model or pretraining:
 
-    python -m train.prepare --text 'books/*.txt.gz' --kind language_model --output prepared_books
+    keras-transformer prepare --text 'books/*.txt.gz' --kind language_model --output prepared_books
 
 Interrupted, the same command goes on, and the folder holds the same bytes. Compare every byte of a
 folder with its checksums:
 
-    python -m train.prepare --check prepared
+    keras-transformer prepare --check prepared
 """
 
 import os
@@ -33,7 +33,7 @@ STOPPED = "Stopped. The same command goes on from here."
 
 
 class PrepareOptions(Settings):
-    """What `python -m train.prepare` reads and leaves out."""
+    """What `keras-transformer prepare` reads and leaves out."""
 
     task: ClassVar[dict] = {
         "Give --output, the folder to write, or --check, a folder to check": ("output", "check")
@@ -158,7 +158,7 @@ class PrepareOptions(Settings):
 
 
 def main(arguments=None):
-    parser = Parser(prog="python -m train.prepare", description=__doc__)
+    parser = Parser(prog="keras-transformer prepare", description=__doc__)
     given_in = parser.add_settings(PrepareOptions)
     with one_line_errors(STOPPED):
         options = PrepareOptions(**given_in(parser.parse_args(arguments)))

@@ -67,7 +67,7 @@ def pretrained_bert_of(config, run=None):
     Raises:
         ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
     """
-    what = "a train.pretraining run, a run fine-tuned from one, or a folder of BERT"
+    what = "a keras-transformer pretraining run, a run fine-tuned from one, or a folder of BERT"
     pretrained = pretrained_of(config, kt.models.bert_models.BertModel, what, run)
     if pretrained is None:
         return None

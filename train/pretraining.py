@@ -2,12 +2,12 @@
 
 Train, or resume a run that was stopped:
 
-    python -m train.pretraining --documents aclImdb/train --hold-out 5000 --run runs/bert
+    keras-transformer pretraining --documents aclImdb/train --hold-out 5000 --run runs/bert
 
 Fine-tune the result; with the same count and seed, the same documents are held out:
 
-    python -m train.classification --pretrained runs/bert --folder aclImdb/train --hold-out 5000 \\
-        --run runs/imdb_bert
+    keras-transformer classification --pretrained runs/bert --folder aclImdb/train \\
+        --hold-out 5000 --run runs/imdb_bert
 """
 
 import functools
@@ -29,7 +29,7 @@ token_ids = Deferred("keras_transformer.data.token_ids")
 
 
 class PretrainingConfig(TrainingConfig):
-    """One experiment of `python -m train.pretraining`."""
+    """One experiment of `keras-transformer pretraining`."""
 
     command: ClassVar[str] = "pretraining"
     training_text: ClassVar[dict] = one_of("training text", "documents", "prepared")
@@ -37,7 +37,7 @@ class PretrainingConfig(TrainingConfig):
     further_dimensions: ClassVar[tuple] = ()
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
-    prepared: str = setting("", "instead: a folder of train.prepare --kind pretraining")
+    prepared: str = setting("", "instead: a folder of keras-transformer prepare --kind pretraining")
     hold_out: int = setting(
         0, "documents to hold out at random for validation, at least 2; 0 for none", ge=0
     )

@@ -19,8 +19,6 @@ from typing import ClassVar
 import pydantic
 import yaml
 
-from .cli import MODULES
-
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 LIMITS = {
     "gt": "above",
@@ -34,8 +32,6 @@ LOG = logging.getLogger(__name__)
 
 LONGEST_VALUE = 80  # characters of a value that are told
 EXIT_CODE_MISTAKE = 2
-ENTRY_POINT, PROJECT = "keras-transformer", "keras-transformer-toolkit"
-IS_CLONE = (pathlib.Path(__file__).parents[1] / "setup.py").exists()
 
 imported = []  # names of the modules of --import, which other processes need, too
 
@@ -196,18 +192,17 @@ def allowed(field):
 class Parser(argparse.ArgumentParser):
     """A command line whose flags are those of classes of `Settings`.
 
-    It reports an error in one line, without the usage. Where a text says `python -m train.name`, it
-    shows how this program was called.
+    It reports an error in one line, without the usage.
 
     Args:
-        prog: the command, as called from a clone.
+        prog: the command.
         description: shown by --help, as `epilog`.
     """
 
     def __init__(self, prog, description, epilog=None, **kwargs):
         super().__init__(
-            as_called(prog), description=as_called(description), epilog=as_called(epilog or ""),
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
+            prog, description=description, epilog=epilog, allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter, **kwargs,
         )  # fmt: skip
         self.add_argument("--version", action="version", version=installed_version())
 
@@ -253,25 +248,6 @@ class Parser(argparse.ArgumentParser):
                 required=is_required and enforce_required, **options,
             )  # fmt: skip
         return lambda flags: {n: v for n, v in vars(flags).items() if n in cls.model_fields}
-
-
-def as_called(text):
-    """A help text or a message, with the commands as this installation has them.
-
-    Texts say `python -m train.name`, `train.name` and `pip install -e '.[extra]'`, which is right
-    in a clone. The program is `keras-transformer name`.
-    """
-    if not IS_CLONE:
-        text = re.sub(r"pip install -e '\.\[(\w+)\]'", rf"pip install '{PROJECT}[\1]'", text)
-    if IS_CLONE and pathlib.Path(sys.argv[0]).stem != ENTRY_POINT:
-        return text
-    names = "|".join(name.replace("-", "_") for name in MODULES)
-    text = re.sub(
-        rf"(?:python -m )?\btrain\.({names})\b(?!\.\w)",
-        lambda match: f"{ENTRY_POINT} {match[1].replace('_', '-')}",
-        text,
-    )
-    return re.sub(r"python -m train\b(?!\.)", f"{ENTRY_POINT} demo", text)
 
 
 def import_modules(names):

@@ -2,20 +2,20 @@
 
 Train, or resume a run that was stopped:
 
-    python -m train.translation --source train.en --target train.de \\
+    keras-transformer translation --source train.en --target train.de \\
         --valid-source val.en --valid-target val.de --run runs/mine
 
 All GPUs of this machine are used without a flag. On several workers, with the same numbers:
 
-    python -m train.launch --workers 2 -- python -m train.translation --source ...
+    keras-transformer launch --workers 2 -- keras-transformer translation --source ...
 
 --pretrained tunes the model of another run, or of a released folder such as opus-mt-en-de.
 
 Use the trained run (each has its own --help):
 
-    python -m train.translation translate --run runs/mine < in.txt > out.txt
-    python -m train.translation evaluate --run runs/mine --source test.en --target test.de
-    python -m train.translation export --run runs/mine --name mine
+    keras-transformer translation translate --run runs/mine < in.txt > out.txt
+    keras-transformer translation evaluate --run runs/mine --source test.en --target test.de
+    keras-transformer translation export --run runs/mine --name mine
 """
 
 import functools
@@ -59,7 +59,7 @@ USUAL_SEARCH = {
 
 
 class TranslationConfig(TrainingConfig):
-    """One experiment of `python -m train.translation`."""
+    """One experiment of `keras-transformer translation`."""
 
     command: ClassVar[str] = "translation"
     further_dimensions: ClassVar[tuple] = ("blocks", "num_decoder_layers")
@@ -74,8 +74,8 @@ class TranslationConfig(TrainingConfig):
             "size", "blocks", "num_decoder_layers", "activation", "normalize_first",
             "vocabulary_size",
         ),
-        "--prepared is tokenised already: put the prefix into the text before train.prepare, and "
-        "give --source-prefix ''": ("prepared", "source_prefix"),
+        "--prepared is tokenised already: put the prefix into the text before keras-transformer "
+        "prepare, and give --source-prefix ''": ("prepared", "source_prefix"),
     }  # fmt: skip
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
@@ -104,7 +104,9 @@ class TranslationConfig(TrainingConfig):
     )
     data_dir: str = setting("", "folder where TFDS keeps its data")
     prepared: str = setting(
-        "", "instead: a folder that train.prepare has made, for text that exceeds the memory"
+        "",
+        "instead: a folder that keras-transformer prepare has made, for text that exceeds the "
+        "memory",
     )
     distinct_sources: bool = setting(False, "train only on the first translation of each source")
     max_pairs: int = setting(0, "train only on this many pairs, the first ones; 0 for all", ge=0)
@@ -275,8 +277,8 @@ class TranslationExperiment(Experiment):
 
     config_class = TranslationConfig
     what_is_pretrained = (
-        "a finished run of train.translation, or a folder of Marian, M2M100, NLLB, BART, mBART-50, "
-        "T5 or OpenNMT-tf"
+        "a finished run of keras-transformer translation, or a folder of Marian, M2M100, NLLB, "
+        "BART, mBART-50, T5 or OpenNMT-tf"
     )
 
     def __init__(self, config, texts=None, run=None):

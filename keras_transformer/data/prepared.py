@@ -321,7 +321,7 @@ class Prepared:
         path = self.path / MANIFEST
         if not path.exists():
             raise ValueError(
-                "Expected a folder that train.prepare has made. "
+                "Expected a folder that keras-transformer prepare has made. "
                 f"Received: {self.path}, which has no {MANIFEST}."
             )
         try:

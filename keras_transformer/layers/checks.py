@@ -49,7 +49,7 @@ class NotQuantizedMixin:
     def quantize(self, mode=None, type_check=True, config=None):
         raise ValueError(
             "Keras cannot quantize layers of keras_transformer, which hold most of the weights. "
-            "Export the model for a runtime that computes in int8, with `python -m train.convert "
+            "Export the model for a runtime that computes in int8, with `keras-transformer convert "
             "--to ctranslate2`, or leave them out with `filters`. "
             f"Received: mode={mode!r} for {self.name}."
         )

@@ -62,7 +62,7 @@ class ServedEncoder(ServedModel):
 
     @classmethod
     def load(cls, run, dtype=None, weights="averaged"):
-        """Loads a finished run of `python -m train.classification`.
+        """Loads a finished run of `keras-transformer classification`.
 
         Args:
             run: path of the run folder; for a `Regressor`, of a run of `--task regression`.

@@ -109,7 +109,7 @@ class Generator(ServedModel):
 
     @classmethod
     def load(cls, run, dtype=None, cache="auto", token_rules=None, weights="averaged"):
-        """Loads a finished run of `python -m train.language_model`.
+        """Loads a finished run of `keras-transformer language-model`.
 
         Args:
             run: path of the run folder.

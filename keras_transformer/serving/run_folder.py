@@ -189,8 +189,8 @@ class RunFolder:
         else:
             file, advice = self.best_model_file, "Use the averaged weights."
             missing = (
-                f"{file.name}: no score was measured during training, as train.translation does "
-                f"with --bleu-every. {advice}"
+                f"{file.name}: no score was measured during training, as keras-transformer "
+                f"translation does with --bleu-every. {advice}"
             )
         if not file.exists():
             raise ValueError(f"{self.path} holds no {missing}")

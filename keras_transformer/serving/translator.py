@@ -109,7 +109,7 @@ class Translator(ServedModel):
         source_language=None, target_language=None, token_rules=None, weights="averaged",
         source_prefix=None,
     ):  # fmt: skip
-        """Loads a finished run of `python -m train.translation`.
+        """Loads a finished run of `keras-transformer translation`.
 
         Args:
             run: path of the run folder.

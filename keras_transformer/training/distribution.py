@@ -59,7 +59,7 @@ def choose_strategy(name="auto"):
     if name == "multiworker" and len(addresses) < 2:
         raise ValueError(
             "The strategy 'multiworker' needs the environment variable TF_CONFIG with at least "
-            "two workers. To start two on this machine, run `python -m train.launch "
+            "two workers. To start two on this machine, run `keras-transformer launch "
             f"--workers 2 -- COMMAND`. Received: TF_CONFIG={os.environ.get('TF_CONFIG', '')!r}."
         )
     if name == "multiworker" or (name == "auto" and len(addresses) > 1):

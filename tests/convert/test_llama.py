@@ -438,7 +438,7 @@ def test_a_partial_rotation_is_not_written():
 
 
 def test_a_model_of_ours_with_scaled_vectors_is_written(tmp_path):
-    """`--blocks llama` as `train.language_model` makes it, which no family is as it is."""
+    """`--blocks llama` as the command makes it, which no family is as it is."""
     import transformers
 
     tokenizer = kt.tokenizers.train_byte_pairs(demo_corpus(300).sources, 300)

@@ -26,7 +26,7 @@ LAYERS = {
 }
 # Of the layers on the way that have nothing to quantize.
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize")
-REFUSED = "Export the model .* `python -m train.convert --to ctranslate2`.* Received: mode='int8'"
+REFUSED = "Export the model .* `keras-transformer convert --to ctranslate2`.* Received: mode='int8'"
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""The command `train.translation`, with one worker that dies once.
+"""The command `keras-transformer translation`, with one worker that dies once.
 
 The variable DIES says "worker:step:signal" and DIED names the file that remembers it. A run with
 DIES does not show its result: it is the weights that are compared.

@@ -227,7 +227,7 @@ def test_packed_by_hand_is_not_believed(runs, text, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_pretrained_of_another_command_is_named_as_such(runs, text, tmp_path, capsys):
     flags = ["--text", text[3], "--pretrained", runs / "run", "--run", tmp_path / "tuned"]
-    assert "--pretrained must be a finished run of train.language_model" in refused(
+    assert "--pretrained must be a finished run of keras-transformer language-model" in refused(
         language_model.main, flags, capsys
     )
 

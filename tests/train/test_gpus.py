@@ -141,7 +141,8 @@ def test_ray_is_asked_for_gpus_that_it_has():
 
 WARNING = (
     "This machine has 2 NVIDIA GPUs, but TensorFlow sees no GPU and will use the CPU. Install the "
-    "CUDA libraries: pip install -e '.[cuda]'. If you have them, see GPUs in docs/install.md."
+    "CUDA libraries: pip install 'keras-transformer-toolkit[cuda]'. If you have them, see GPUs in "
+    "docs/install.md."
 )
 
 

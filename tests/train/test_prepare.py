@@ -1,4 +1,4 @@
-"""The command train.prepare, and trainings on what it writes."""
+"""The command `keras-transformer prepare`, and trainings on what it writes."""
 
 import itertools
 import json

@@ -53,24 +53,19 @@ def runs(text, tmp_path_factory):
     return folder
 
 
-NEEDS = "error: `{}` needs standard {}. Give it a file or a pipe. Received: a closed {}.\n"
 FULL = "error: [Errno 28] No space left on device\n"
 ANSWERS = [
-    ("translation translate", "<&-", 2, NEEDS.format("translate", "input", "stdin")),
-    ("translation translate", "< /dev/null >&-", 2, NEEDS.format("translate", "output", "stdout")),
-    ("translation translate", "< /dev/null 2>&-", 0, ""),
+    ("translation translate", "<&- 2>&-", 0, ""),
     ("translation translate", "<<< abc > /dev/full", 2, FULL),
-    ("language_model sample", ">&-", 2, NEEDS.format("sample", "output", "stdout")),
-    ("language_model sample", "<&-", 0, ""),
-    ("language_model sample --length=0", "> /dev/full", 2,
-     FULL),
+    ("language_model sample", "<&- >&-", 0, ""),
+    ("language_model sample --length=0", "> /dev/full", 2, FULL),
     ("translation translate --num-beams=0", "2>&1 >&- | head -0", 2, ""),
 ]  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "redirection", "code", "message"), ANSWERS)
-def test_a_stream_that_an_answer_needs_is_named(runs, command, redirection, code, message):
+def test_answers_end_in_one_line_or_none(runs, command, redirection, code, message):
     run = runs / command.split()[0]
     done = run_in_shell(f"train.{command} --run {run}", redirection)
     assert (done.returncode, done.stderr) == (code, message)

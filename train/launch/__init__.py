@@ -1,1 +1,1 @@
-"""Starts training on several workers: `python -m train.launch`."""
+"""Starts training on several workers: `keras-transformer launch`."""

@@ -1,12 +1,12 @@
 """Starts several workers that train together, and restarts all of them when one is lost.
 
-    python -m train.launch --workers 2 -- \\
-        python -m train.translation --config multi30k --run runs/multi30k ...
+    keras-transformer launch --workers 2 -- \\
+        keras-transformer translation --config multi30k --run runs/multi30k ...
 
 Every worker runs the same command, with an environment variable TF_CONFIG that lists them all. By
 default they are processes on this machine that communicate over the loopback device and share its
-GPUs (CUDA_VISIBLE_DEVICES); with --launcher ray (pip install -e '.[ray]'), Ray places them on the
-machines of its cluster.
+GPUs (CUDA_VISIBLE_DEVICES); with --launcher ray (pip install 'keras-transformer-toolkit[ray]'), Ray
+places them on the machines of its cluster.
 
 After two exit codes of a worker there is no restart: 2 means invalid arguments or data; 75 means
 that it was told to stop and has saved its step. The launcher exits with the code of the first
@@ -57,7 +57,7 @@ class LaunchOptions(Settings):
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(prog="python -m train.launch", description=__doc__)
+    parser = Parser(prog="keras-transformer launch", description=__doc__)
     given_in = parser.add_settings(LaunchOptions)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="what each worker runs, after --")
     flags = parser.parse_args(arguments)

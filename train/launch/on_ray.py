@@ -31,7 +31,9 @@ def cluster():
     try:
         import ray
     except ImportError as error:
-        raise ImportError(f"Ray is needed: pip install -e '.[ray]'. Received: {error}") from error
+        raise ImportError(
+            f"Ray is needed: pip install 'keras-transformer-toolkit[ray]'. Received: {error}"
+        ) from error
     if ray.is_initialized():
         yield ray
         return
