@@ -33,7 +33,7 @@ from scipy import special
 
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
-from train import classification, language_model, prepare, pretraining, translation
+from train import cli
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
 ROOT = pathlib.Path(__file__).parents[1]
@@ -43,17 +43,15 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.MULTILINE | 
 MODEL = ["--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
 TRAINING = [*MODEL, "--warmup-steps=2", "--steps=40", "--checkpoint-every=20", "--average=1"]
 COMMANDS = {
-    "train.translation": (translation.main, [*TRAINING, "--vocabulary-size=300"]),
-    "train.classification": (classification.main, [*TRAINING, "--hold-out=10"]),
-    "train.language_model": (
-        language_model.main,
-        [*TRAINING, "--context=32", "--batch-size=4", "--evaluate-every=4"],
-    ),
-    "train.pretraining": (pretraining.main, [*TRAINING, "--hold-out=4", "--batch-size=4"]),
-    "train.prepare": (prepare.main, ["--vocabulary-size=300", "--held-out=4"]),
+    "translation": [*TRAINING, "--vocabulary-size=300"],
+    "classification": [*TRAINING, "--hold-out=10"],
+    "language-model": [*TRAINING, "--context=32", "--batch-size=4", "--evaluate-every=4"],
+    "pretraining": [*TRAINING, "--hold-out=4", "--batch-size=4"],
+    "prepare": ["--vocabulary-size=300", "--held-out=4"],
 }
 # Run by a test of their own, or by the reader: tests/train/, tests/demo/, .ci/run.
-ELSEWHERE = {"train", "train.launch", "train.serve", "venv"}
+ELSEWHERE = {"train", "launch", "serve", "venv"}
+NAME = re.compile(r"(?:python3? -m|keras-transformer) ([\w.-]+)")
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -104,18 +102,18 @@ def workplace(texts, small_pictures):
     """The folder with a tiny run of each kind that the pages load."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(texts)
-        run(f"python -m train.translation --tsv pairs.tsv --run {texts}/runs/mine")
+        run(f"keras-transformer translation --tsv pairs.tsv --run {texts}/runs/mine")
         shutil.copytree(texts / "runs" / "mine", texts / "runs" / "demo")
-        run(f"python -m train.classification --folder aclImdb/train --run {texts}/runs/imdb")
-        run(f"python -m train.language_model --text other.txt --run {texts}/runs/shakespeare")
+        run(f"keras-transformer classification --folder aclImdb/train --run {texts}/runs/imdb")
+        run(f"keras-transformer language-model --text other.txt --run {texts}/runs/shakespeare")
     return texts
 
 
 def run(line):
     """Runs one command line of a page in this process; a training takes a few steps."""
     words = shlex.split(line.split("|")[0].split(">")[0].split("<")[0])
-    module, *arguments = words[2:]
-    main, tiny = COMMANDS[module]
+    name, *arguments = words[1:]
+    tiny = COMMANDS[name]
     if arguments[0].startswith("--"):
         if "--config" in arguments:  # of words, pieces or a dimension that a tiny text has not
             tiny = [*tiny, *OF_CONFIG.get(arguments[arguments.index("--config") + 1], [])]
@@ -123,9 +121,10 @@ def run(line):
             tiny = [flag for flag in tiny if flag not in MODEL]
         arguments = [*arguments, *tiny]
     if "--virtual-devices" in arguments:  # before TensorFlow has made its devices
-        subprocess.run([sys.executable, "-m", module, *arguments], check=True, env=ENVIRONMENT)
+        command = [sys.executable, "-m", f"train.{name}", *arguments]
+        subprocess.run(command, check=True, env=ENVIRONMENT)
     else:
-        main(arguments)
+        cli.main([name, *arguments])
 
 
 OF_CONFIG = {
@@ -267,7 +266,7 @@ COMMAND_LINES = [
     for title, content in blocks(page, "bash")
     if not title.startswith(("not run", "slurm"))
     for line in content.splitlines()
-    if "python" in line and "pip install" not in line
+    if re.search("python|keras-transformer ", line) and "pip install" not in line
 ]
 PAGE_OF = {line: page for page, line in reversed(COMMAND_LINES)}  # the first that has it
 
@@ -278,10 +277,10 @@ def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
     export_unchecked(page, monkeypatch)
     monkeypatch.chdir(workplace)
     for line in [line for of, line in COMMAND_LINES if of == page == PAGE_OF[line]]:
-        module = re.search(r"python3? -m ([\w.]+)", line)[1]
-        if module in ELSEWHERE:
+        name = NAME.search(line)[1]
+        if name in ELSEWHERE:
             continue
-        if module.endswith("c_api"):
+        if name.endswith("c_api"):
             arguments = shlex.split(line.split("|")[-1])[3:]
             stdin = '{"inputs": {"text": ["It is ten past six."]}}\n' if "|" in line else ""
             command = [sys.executable, c_api.__file__, *arguments]
@@ -298,8 +297,8 @@ def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
             if is_training(line)
             else line
         )
-        if is_training(line) and (name := re.search(r"--run (\S+)", line)):
-            folder = re.sub(r"^runs/(mine|imdb|shakespeare)$", r"pages/\1", name[1])
+        if is_training(line) and (place := re.search(r"--run (\S+)", line)):
+            folder = re.sub(r"^runs/(mine|imdb|shakespeare)$", r"pages/\1", place[1])
             with open(f"{folder}/history.csv") as file:
                 losses = [float(row["loss"]) for row in csv.DictReader(file)]
             assert losses[-1] < 0.98 * losses[0], line
@@ -308,13 +307,13 @@ def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
 
 
 def is_training(line):
-    return re.search(r"python -m train\.\w+ --", line)
+    return re.search(r"keras-transformer [\w-]+ --", line)
 
 
 def test_every_command_that_is_shown_is_known():
-    modules = {re.search(r"python3? -m ([\w.]+)", line)[1] for _, line in COMMAND_LINES}
-    assert modules >= {*COMMANDS, "train", "train.launch"}
-    assert modules <= {*COMMANDS, *ELSEWHERE, "keras_transformer.serving.publishing.c_api"}
+    names = {NAME.search(line)[1] for _, line in COMMAND_LINES}
+    assert names >= {*COMMANDS, "train", "launch"}
+    assert names <= {*COMMANDS, *ELSEWHERE, "keras_transformer.serving.publishing.c_api"}
 
 
 def test_what_does_not_run_says_why():
@@ -386,7 +385,8 @@ def test_the_line_for_slurm_makes_a_tf_config():
         text for title, text in blocks(ROOT / "docs/guides/gpus.md", "bash") if title == "slurm"
     ]
     functions = "srun() { shift; SLURM_PROCID=1 \"$@\"; }; scontrol() { printf 'n1\\nn2\\n'; }; "
-    functions += "python() { printenv TF_CONFIG; }; export -f scontrol python; "
+    functions += "keras-transformer() { printenv TF_CONFIG; }; "
+    functions += "export -f scontrol keras-transformer; "
     done = subprocess.run(["bash", "-c", functions + block], capture_output=True, text=True)
     assert json.loads(done.stdout) == {
         "cluster": {"worker": ["n1:12345", "n2:12345"]},
