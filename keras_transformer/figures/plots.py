@@ -1,18 +1,15 @@
-"""Plots of training curves, schedules and position encodings: arrays in, a Figure out.
+"""Plots of training curves and position encodings: arrays in, a Figure out.
 
 Figures are made without pyplot: no window opens, no figure stays in memory, and no display is
 needed. A notebook shows a returned Figure; elsewhere, call `figure.savefig`. matplotlib is imported
 on first use.
 """
 
-import itertools
-
 import numpy as np
 
 from keras_transformer.arguments import check_integer
 
-# In order of use; distinguishable with any colour vision.
-LINE_COLORS = ("#2f6fb5", "#d9772b", "#2a9d8f", "#8a5fb0", "#b5485d", "#6b6b6b")
+LINE_COLORS = ("#2f6fb5", "#d9772b")  # in order of use; distinguishable with any colour vision
 INK = "#333333"
 PANELS_IN_A_ROW = 3
 
@@ -66,47 +63,6 @@ def positional_encoding(encoding, title="Positional encoding"):
     curve.plot(offsets, mean, color=LINE_COLORS[0], linewidth=1.8)
     style_lines(curve, "offset, tokens", "distance of two encodings", legend=False)
     curve.set_ylim(bottom=0.0)
-    return figure
-
-
-def schedule(steps, learning_rates, title="Learning-rate schedule"):
-    """Draws learning rates over training steps, one line per schedule.
-
-    Args:
-        steps: training steps, (points,), increasing.
-        learning_rates: {label: rates at these steps, (points,)}.
-        title: a line above the figure, or None.
-
-    Returns:
-        A `matplotlib.figure.Figure`, with a legend if there is more than one line.
-
-    Raises:
-        ValueError: if there is no line, or the length of a line differs from `steps`.
-
-    Examples:
-        >>> figure = schedule([1, 2, 3], {"warm-up": [0.1, 0.2, 0.3], "flat": [0.2, 0.2, 0.2]})
-        >>> [line.get_label() for line in figure.axes[0].lines]
-        ['warm-up', 'flat']
-    """
-    if not learning_rates:
-        raise ValueError("learning_rates must hold at least one schedule. Received: none.")
-    steps = finite("steps", steps)
-    figure = new_figure((6.4, 3.8), title)
-    axes = figure.subplots()
-    for color, (label, rates) in zip(
-        itertools.cycle(LINE_COLORS), learning_rates.items(), strict=False
-    ):
-        rates = finite(f"learning_rates[{label!r}]", rates)
-        if rates.shape != steps.shape or steps.ndim != 1:
-            raise ValueError(
-                "Every schedule needs one learning rate per step. "
-                f"Received: steps of shape {steps.shape}, {label!r} of shape {rates.shape}."
-            )
-        axes.plot(steps, rates, label=label, color=color, linewidth=1.8)
-    style_lines(axes, "step", "learning rate", legend=len(learning_rates) > 1)
-    # Rates are small: 7e-4 is easier to read as 7 with one factor for the whole axis.
-    axes.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=True)
-    axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     return figure
 
 

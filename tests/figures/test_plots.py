@@ -158,34 +158,6 @@ def test_an_encoding_that_is_not_a_table_is_refused():
         figures.positional_encoding([[0.0, np.inf]])
 
 
-def test_schedule_draws_one_named_line_for_each_schedule():
-    rates = {"warm-up": [0.1, 0.2, 0.3], "flat": [0.2, 0.2, 0.2]}
-    axes = figures.schedule([1, 5, 7], rates).axes[0]
-    for line, (label, values) in zip(axes.lines, rates.items(), strict=True):
-        assert line.get_label() == label, "the line carries its name"
-        np.testing.assert_array_equal(line.get_xdata(), [1, 5, 7])
-        np.testing.assert_array_equal(line.get_ydata(), values)
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(rates)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("step", "learning rate")
-
-
-def test_one_schedule_alone_needs_no_legend():
-    axes = figures.schedule([1, 2], {"flat": [0.2, 0.2]}).axes[0]
-    assert axes.get_legend() is None, "one line is named by the title"
-
-
-def test_more_schedules_than_colours_are_all_drawn():
-    axes = figures.schedule([1, 2], {str(n): [n, n] for n in range(11)}).axes[0]
-    assert len(axes.lines) == 11, "colours start again"
-
-
-def test_schedules_that_do_not_fit_their_steps_are_refused():
-    with pytest.raises(ValueError, match=r"steps of shape \(3,\), 'flat' of shape \(2,\)"):
-        figures.schedule([1, 2, 3], {"flat": [0.2, 0.2]})
-    with pytest.raises(ValueError, match=r"at least one schedule\. Received: none"):
-        figures.schedule([1, 2, 3], {})
-
-
 def test_learning_curves_put_training_and_validation_of_a_metric_into_one_panel():
     history = {
         "loss": [5.0, 3.0, 2.0],
