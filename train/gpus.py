@@ -7,12 +7,10 @@ TensorFlow unless there is a GPU.
 import logging
 import os
 import pathlib
-import shutil
-import subprocess
 
 LOG = logging.getLogger(__name__)
 HIDDEN = "-1"  # value of CUDA_VISIBLE_DEVICES: no GPU
-SECONDS_TO_ANSWER = 30  # a driver that hangs must not block training on the CPU
+ROOT = pathlib.Path("/")  # which contains dev/ and proc/
 
 
 def cores():
@@ -20,22 +18,12 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def gpu_count(root="/"):
+def gpu_count():
     """The number of NVIDIA GPUs in this machine, whether or not a library can use them.
 
-    Args:
-        root: folder that contains dev/.
+    It counts the driver's devices: TensorFlow takes seconds to answer, and may see none of them.
     """
-    if program := shutil.which("nvidia-smi"):
-        try:
-            done = subprocess.run(
-                [program, "--list-gpus"], capture_output=True, text=True, timeout=SECONDS_TO_ANSWER
-            )
-            if listed := sum(line.startswith("GPU ") for line in done.stdout.splitlines()):
-                return listed
-        except (OSError, subprocess.TimeoutExpired):
-            pass
-    return len(list(pathlib.Path(root, "dev").glob("nvidia[0-9]*")))
+    return len(list((ROOT / "dev").glob("nvidia[0-9]*")))
 
 
 def visible_gpus(count, environment):
@@ -92,21 +80,18 @@ def divide(gpus, workers, each=None):
     return [gpus[index * each : (index + 1) * each] for index in range(workers)]
 
 
-def warn_of_idle_gpus(root="/"):
+def warn_of_idle_gpus():
     """Warns if this machine has an NVIDIA GPU and the backend of Keras sees none.
 
     It ignores GPUs that CUDA_VISIBLE_DEVICES hides. Of several workers on a machine, only the first
     warns.
-
-    Args:
-        root: folder that contains dev/ and proc/.
     """
     if not _is_first_worker_of_machine():
         return
-    count = gpu_count(root)
+    count = gpu_count()
     if visible_gpus(count, os.environ):
         hardware = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
-    elif not count and pathlib.Path(root, "proc/driver/nvidia/version").exists():
+    elif not count and (ROOT / "proc/driver/nvidia/version").exists():
         hardware = "an NVIDIA driver"
     else:
         return

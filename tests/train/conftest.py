@@ -1,11 +1,11 @@
 """A small text and the settings of a model so small that it is trained in seconds."""
 
 import gzip
-import os
 import random
-import sys
 
 import pytest
+
+from train import gpus
 
 SETTINGS = [
     "--vocabulary-size=280", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
@@ -49,16 +49,17 @@ def text(tmp_path_factory):
 
 
 @pytest.fixture
-def machine(tmp_path, monkeypatch):
-    """Makes a PATH whose nvidia-smi lists so many GPUs, as a driver does."""
+def machine(tmp_path_factory, monkeypatch):
+    """Pretends that the driver has the devices of so many GPUs; returns the folder they are in."""
 
     def with_gpus(count):
-        lines = [f"GPU {i}: NVIDIA H100 (UUID: GPU-{i})\n  MIG 1g.10gb" for i in range(count)]
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!{sys.executable}\nprint({chr(10).join(lines)!r})\n")
-        program.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+        root = tmp_path_factory.mktemp("root")
+        (root / "dev").mkdir()
+        if count:
+            for name in (*range(count), "ctl", "-uvm"):
+                (root / "dev" / f"nvidia{name}").touch()
+        monkeypatch.setattr(gpus, "ROOT", root)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        return root
 
     return with_gpus

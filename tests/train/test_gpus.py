@@ -9,31 +9,17 @@ import sys
 import numpy as np
 import pytest
 
-from train import classification, language_model, translation
+from train import classification, cli, language_model, translation
 from train.gpus import divide, gpu_count, visible_gpus, warn_of_idle_gpus
 from train.launch.local import run_here
 from train.launch.on_ray import gpus_of_a_worker
 
 
-@pytest.fixture
-def no_driver(tmp_path, monkeypatch):
-    """A root folder and a PATH without anything of NVIDIA's."""
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (tmp_path / "dev").mkdir()
-    return tmp_path
-
-
-def test_gpus_are_those_that_the_driver_lists(machine):
+def test_gpus_are_the_numbered_devices_of_the_driver(machine):
+    machine(0)
+    assert gpu_count() == 0
     machine(3)
-    assert gpu_count() == 3, "and not their parts"
-
-
-def test_without_the_drivers_program_devices_are_counted(no_driver):
-    assert gpu_count(no_driver) == 0
-    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
-        (no_driver / "dev" / name).touch()
-    assert gpu_count(no_driver) == 2
+    assert gpu_count() == 3
 
 
 @pytest.mark.parametrize(
@@ -86,43 +72,41 @@ def test_a_number_of_gpus_may_be_asked_for():
 
 
 def seen_by_workers(folder, workers, *flags):
-    """What CUDA_VISIBLE_DEVICES is in each worker that the launcher starts, and its process."""
+    """What CUDA_VISIBLE_DEVICES is in each worker that the launcher starts, and its exit code."""
     body = "import json, os, pathlib; i = json.loads(os.environ['TF_CONFIG'])['task']['index']; "
     body += f"pathlib.Path({str(folder)!r}, f'{{i}}.json').write_text(json.dumps(["
     body += "os.environ.get(k) for k in ('CUDA_VISIBLE_DEVICES', 'TF_FORCE_GPU_ALLOW_GROWTH')]))"
-    command = [sys.executable, "-m", "train.launch", "--workers", str(workers), *flags]
-    done = subprocess.run(
-        [*command, "--", sys.executable, "-c", body], capture_output=True, text=True, timeout=300
-    )
-    return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))], done
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["launch", f"--workers={workers}", *flags, "--", sys.executable, "-c", body])
+    return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))], ended.value.code
 
 
-def test_the_launcher_divides_the_gpus_of_a_machine(machine, tmp_path, monkeypatch):
+def test_the_launcher_divides_the_gpus_of_a_machine(machine, tmp_path, monkeypatch, caplog):
     machine(5)
-    seen, done = seen_by_workers(tmp_path, 2)
+    seen, code = seen_by_workers(tmp_path, 2)
     assert seen == [["0,1", "true"], ["2,3", "true"]], "their memory grows, too"
-    assert done.stderr.strip() == (
-        "5 GPUs do not divide equally among 2 workers: each gets 2, 1 stays unused."
-    )
+    unused = "5 GPUs do not divide equally among 2 workers: each gets 2, 1 stays unused."
+    assert caplog.messages == [unused] and code == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,1,3")
     monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
-    seen, done = seen_by_workers(tmp_path, 3)
-    assert seen == [["4", "false"], ["1", "false"], ["3", "false"]] and not done.stderr
-    seen, done = seen_by_workers(tmp_path, 3, "--gpus-per-worker", "0")
-    assert [gpus for gpus, _ in seen] == ["-1"] * 3 and not done.stderr
+    seen, code = seen_by_workers(tmp_path, 3)
+    assert seen == [["4", "false"], ["1", "false"], ["3", "false"]] and code == 0
+    seen, code = seen_by_workers(tmp_path, 3, "--gpus-per-worker", "0")
+    assert [gpus for gpus, _ in seen] == ["-1"] * 3 and code == 0
+    assert caplog.messages == [unused]
 
 
-def test_more_workers_than_gpus_are_refused_before_one_starts(machine, tmp_path):
+def test_more_workers_than_gpus_are_refused_before_one_starts(machine, tmp_path, capsys):
     machine(2)
-    seen, done = seen_by_workers(tmp_path, 3)
-    assert (seen, done.returncode) == ([], 2)
-    assert done.stderr.strip() == (
+    assert seen_by_workers(tmp_path, 3) == ([], 2)
+    assert capsys.readouterr().err.strip() == (
         "error: There are too few GPUs for one each. Start fewer workers, or train on the CPU "
         "with --gpus-per-worker 0. Received: 3 workers, 2 GPUs."
     )
 
 
-def test_a_machine_without_gpus_keeps_its_environment(no_driver, tmp_path, monkeypatch):
+def test_a_machine_without_gpus_keeps_its_environment(machine, monkeypatch):
+    machine(0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     body = "import os; os.environ['CUDA_VISIBLE_DEVICES'] == '0' or os._exit(3)"
     assert run_here([sys.executable, "-c", body], 1) == 0
@@ -193,22 +177,23 @@ def test_hidden_gpus_are_not_missed(machine, caplog, monkeypatch):
     assert not caplog.messages
 
 
-def test_a_driver_without_a_gpu_is_told_and_a_machine_without_it_silent(no_driver, caplog):
-    warn_of_idle_gpus(no_driver)
+def test_a_driver_without_a_gpu_is_told_and_a_machine_without_it_silent(machine, caplog):
+    version = machine(0) / "proc" / "driver" / "nvidia" / "version"
+    warn_of_idle_gpus()
     assert not caplog.messages
-    version = no_driver / "proc" / "driver" / "nvidia" / "version"
     version.parent.mkdir(parents=True)
     version.touch()
-    warn_of_idle_gpus(no_driver)
+    warn_of_idle_gpus()
     assert caplog.messages == [WARNING.replace("2 NVIDIA GPUs", "an NVIDIA driver")]
 
 
 def test_under_jax_it_is_jax_that_is_asked(machine):
     if importlib.util.find_spec("jax") is None:
         pytest.skip("needs jax")
-    machine(1)
+    code = "import pathlib; from train import gpus; "
+    code += f"gpus.ROOT = pathlib.Path({str(machine(1))!r}); gpus.warn_of_idle_gpus()"
     done = subprocess.run(
-        [sys.executable, "-c", "from train.gpus import warn_of_idle_gpus as w; w()"],
+        [sys.executable, "-c", code],
         env={**os.environ, "KERAS_BACKEND": "jax"}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert "has an NVIDIA GPU, but JAX sees no GPU" in done.stderr
