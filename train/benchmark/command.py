@@ -146,7 +146,7 @@ def parse(arguments):
         "--steps", **count,
         help="training steps or decoded batches per round (default: 3; on a GPU 10 and 1)",
     )  # fmt: skip
-    parser.add_argument("--run", help="for --part served: folder of a run of train.translation")
+    parser.add_argument("--run", help="for --part served: folder of a run of translation")
     parser.add_argument("--text", help="for --part served: file with a source text in each line")
     options = parser.parse_args(arguments)
     if "all" in options.part:

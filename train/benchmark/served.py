@@ -22,9 +22,9 @@ def texts_of(path):
 
 
 def ours_served(run, texts, workload):
-    """The exported SavedModel, as `train.serve` answers with it."""
+    """The exported SavedModel, as `keras-transformer serve` answers with it."""
     tf, _ = import_keras(workload)
-    tf.config.threading.set_intra_op_parallelism_threads(1)  # as `train.serve` does
+    tf.config.threading.set_intra_op_parallelism_threads(1)  # as `keras-transformer serve` does
     from keras_transformer.serving import Translator
 
     from ..serve.saved_model import SavedModel

@@ -1,7 +1,7 @@
 """Serves the newest version of each SavedModel in a folder over TensorFlow Serving's REST API.
 
-    pip install -e '.[serve]'
-    python -m train.serve saved_models
+    pip install 'keras-transformer-toolkit[serve]'
+    keras-transformer serve saved_models
     curl -d '{"instances": ["It is ten past six."]}' http://localhost:8501/v1/models/demo:predict
 
 http://localhost:8501/ is a page to try the models, http://localhost:8501/metrics has metrics for
@@ -38,7 +38,7 @@ class ServeOptions(Settings):
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = Parser(prog="python -m train.serve", description=__doc__)
+    parser = Parser(prog="keras-transformer serve", description=__doc__)
     parser.add_argument("folder", help="folder of NAME/VERSION/saved_model.pb, as from `export`")
     given_in = parser.add_settings(ServeOptions)
     parser.add_imports()
@@ -102,7 +102,8 @@ def run(folder, paths, listener, options, imports):
 
             from .app import make_app
         except ImportError as error:
-            raise ImportError(f"Serving needs `pip install -e '.[serve]'`: {error}.") from None
+            needed = "pip install 'keras-transformer-toolkit[serve]'"
+            raise ImportError(f"Serving needs `{needed}`: {error}.") from None
         from ..devices import one_thread_each
         from .saved_model import load_models
     one_thread_each()  # before other modules may compute

@@ -1,4 +1,4 @@
-"""A real client of `python -m train.serve`: over HTTP, against the models as they answer alone."""
+"""A real client of `keras-transformer serve`: over HTTP, against the models as they answer alone."""
 
 import asyncio
 import base64
