@@ -1,4 +1,4 @@
-"""A real client of `keras-transformer serve`: over HTTP, against the models as they answer alone."""
+"""A real client of `keras-transformer serve`: over HTTP, and the models as they answer alone."""
 
 import asyncio
 import base64
