@@ -53,19 +53,19 @@ def pytest_collection_modifyitems(config, items):
     gc.freeze()  # what has been imported stays
 
 
-# pytest.importorskip's of a module that is missing, or too old.
-MISSING = ("could not import", "required is:")
+# pytest.importorskip's of a module that is missing, or too old, and that of the tests of pages.
+MISSING = ("could not import", "required is:", "needs Chromium")
 
 
 def fail_if_missing(report):
-    """Where CI says so, has a test fail that was skipped because a library is not installed."""
+    """Where CI says so, has a test fail that was skipped because something is not installed."""
     if "KERAS_TRANSFORMER_COMPLETE" in os.environ and report.skipped:  # .ci/run sets it
         reason = str(report.longrepr)
         if any(words in reason for words in MISSING):
             report.outcome = "failed"
             report.longrepr = (
-                "Skipped where nothing may be skipped for a missing library. Add it to an extra of "
-                f"setup.py that .ci/run installs, or mark the test `oracle`. Received: {reason}"
+                "Skipped where nothing may be skipped for what is missing. Add it to an extra "
+                f"of setup.py that .ci/run installs, or mark the test `oracle`. Received: {reason}"
             )
 
 

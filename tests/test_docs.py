@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow
 import pytest
 import tensorflow as tf
+import yaml
 from pyarrow import parquet
 from scipy import special
 
@@ -329,7 +330,9 @@ def test_every_block_is_of_a_known_kind():
         text = page.read_text("utf-8")
         fences = re.findall(r"^ *```.*$", text, re.MULTILINE)
         found = [name for name, _, _ in BLOCK.findall(text)]
-        assert set(found) <= {"python", "bash"}
+        assert set(found) <= {"python", "bash", "yaml"}
+        manifests = [code for name, _, code in BLOCK.findall(text) if name == "yaml"]
+        assert all(part["kind"] for code in manifests for part in yaml.safe_load_all(code))
         plain = len(re.findall(r"^```\n(?:(?!```).*\n)*?```$", text, re.MULTILINE))
         assert len(fences) == 2 * (len(found) + plain), page
 
