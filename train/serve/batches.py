@@ -16,8 +16,7 @@ class Waiting(NamedTuple):
     """A request that waits for its batch."""
 
     request: Request
-    model: SavedModel
-    signature: str
+    key: tuple[SavedModel, str]  # the model, and the name of a signature
     inputs: dict  # {input: array}
     answer: asyncio.Future  # {output: array} or an exception
 
@@ -44,11 +43,9 @@ class Batches:
     async def answer(self, request, model, signature, inputs):
         """{output: array}; raises what the model raises for these inputs."""
         answer = asyncio.get_running_loop().create_future()
-        self._waiting.append(Waiting(request, model, signature, inputs, answer))
+        self._waiting.append(Waiting(request, (model, signature), inputs, answer))
         if len(self._workers) < self.MOST_AT_ONCE:
-            worker = asyncio.create_task(self._work())
-            self._workers.add(worker)
-            worker.add_done_callback(self._workers.discard)
+            self._workers.add(asyncio.create_task(self._work()))
         outputs = await answer
         if isinstance(outputs, Exception):
             raise outputs
@@ -64,31 +61,31 @@ class Batches:
                     each.answer.set_result(HTTPException(CLIENT_CLOSED_REQUEST))
                 else:
                     batch.append(each)
-            if not batch:
-                continue
-            model, signature = batch[0].model, batch[0].signature
-            inputs = [each.inputs for each in batch]
-            loop = asyncio.get_running_loop()
-            try:
-                answers = await loop.run_in_executor(
-                    self._threads, model.run_merged, signature, inputs
-                )
-            except Exception as error:  # whatever it is, the next batch is answered
-                answers = [error] * len(batch)
-            for each, outputs in zip(batch, answers, strict=True):
-                each.answer.set_result(outputs)
+            if batch:
+                await self._run(batch)
+        self._workers.remove(asyncio.current_task())  # at once: who comes next starts another
+
+    async def _run(self, batch):
+        model, signature = batch[0].key
+        inputs = [each.inputs for each in batch]
+        loop = asyncio.get_running_loop()
+        try:
+            answers = await loop.run_in_executor(self._threads, model.run_merged, signature, inputs)
+        except Exception as error:  # whatever it is, the next batch is answered
+            answers = [error] * len(batch)
+        for each, outputs in zip(batch, answers, strict=True):
+            each.answer.set_result(outputs)
 
     def _take(self):
         """The next batch, which waits no longer; empty if another worker has taken all."""
         taken, others, rows = [], [], 0
         for each in self._waiting:
-            rows += (count := num_rows(each.inputs))
-            is_alike = not taken or (each.model, each.signature) == taken[0][1:3]
-            if is_alike and (not taken or rows <= self.max_rows):
+            more = num_rows(each.inputs)
+            if not taken or (each.key == taken[0].key and rows + more <= self.max_rows):
                 taken.append(each)
+                rows += more
             else:
                 others.append(each)
-                rows -= count
         self._waiting = others
         return taken
 
