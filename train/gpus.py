@@ -23,7 +23,9 @@ def gpu_count():
 
     It counts the driver's devices: TensorFlow takes seconds to answer, and may see none of them.
     """
-    return len(list((ROOT / "dev").glob("nvidia[0-9]*")))
+    devices = list((ROOT / "dev").glob("nvidia[0-9]*"))
+    on_windows = ROOT / "usr/lib/wsl/lib/nvidia-smi"  # WSL 2 does not say how many
+    return len(devices) or int(on_windows.exists())
 
 
 def visible_gpus(count, environment):

@@ -120,7 +120,7 @@ def make_whole(run, experiment):
         _open_data(run, experiment)
     plans = {file.parent for file in run.plan.rglob(PLAN)}
     if any(file.parent not in plans for file in run.plan.rglob("*.npy")):
-        raise DamagedFile(f"{run.plan} lacks a {PLAN}. Delete it, and it is made again.")
+        raise DamagedFile(f"{run.plan} lacks a {PLAN}. Delete {run.plan}, which is made again.")
     checksum = experiment.prepared.checksum()
     if known.get("tokens", checksum) != checksum:
         what = "The data of a run" if experiment.has_own_data else "--prepared"

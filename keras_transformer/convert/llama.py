@@ -350,8 +350,8 @@ def _save_tokenizer(tokenizer, num_control_ids, start, end, draft):
         if spec.precompiled_charsmap or spec.remove_extra_whitespaces or not is_set or is_bare:
             raise ConversionError(
                 "Hugging Face's library has SentencePiece models that change no character, remove "
-                "no space and put one before a text. Received: one that does otherwise, as "
-                "`train_sentencepiece` makes them. Train byte pairs (--tokens pieces)."
+                "no space and add one before a text. Received: a model of another kind, such as "
+                "`train_sentencepiece` makes. Train byte pairs (--tokens pieces)."
             )
         pieces = own_model(tokenizer, draft / LLAMA_FILE)
     elif isinstance(tokenizer, BytePairTokenizer):

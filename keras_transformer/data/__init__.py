@@ -1,6 +1,6 @@
 """Data: reads corpora and makes batches that depend only on seed and step.
 
-Batches are made with NumPy. Without TensorFlow all works that needs no tokenizer;
+Batches are made with NumPy. Without TensorFlow, everything that needs no tokenizer works;
 `pack_segments` imports TensorFlow when it is first used.
 """
 

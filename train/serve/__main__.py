@@ -21,7 +21,7 @@ from ..settings import Parser, Settings, import_modules, setting
 
 NAME, VERSION = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*"), re.compile(r"[0-9]{1,18}")
 OPEN_FILES = 4096  # at least 1,000 connections; the usual limit of a process is 1,024
-SECONDS_TO_STOP = 30  # that running requests have after SIGTERM
+SECONDS_TO_STOP = 20  # that running requests have after SIGTERM
 
 
 class ServeOptions(Settings):
@@ -43,6 +43,7 @@ def main(arguments=None):
     given_in = parser.add_settings(ServeOptions)
     parser.add_imports()
     flags = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which uvicorn raises once more
     with one_line_errors("Stopped."):
         options = ServeOptions(**given_in(flags))
         paths = newest_versions(flags.folder)
@@ -74,8 +75,16 @@ def bound_socket(host, port):
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise ValueError(f"Cannot listen on {host}:{port}: {error.strerror}.") from None
+        raise cannot_listen(host, port, error) from None
     return listener
+
+
+def cannot_listen(host, port, error):
+    return ValueError(f"Cannot listen on {address_of(host, port)}: {error.strerror}.")
+
+
+def address_of(host, port):
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def allow_open_files():
@@ -109,8 +118,6 @@ def run(folder, paths, listener, options, imports):
     one_thread_each()  # before other modules may compute
     import_modules(imports)
     app = make_app(load_models(paths), options.runs, options.max_batch_rows, options.batch_seconds)
-    # uvicorn raises the signal that stopped it once more.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -118,8 +125,11 @@ def run(folder, paths, listener, options, imports):
         timeout_graceful_shutdown=SECONDS_TO_STOP,
     )
     allow_open_files()
-    listener.listen(config.backlog)  # from here on clients wait
-    print(f"Serving {folder} on http://{options.host}:{options.port}/", flush=True)
+    try:
+        listener.listen(config.backlog)  # from here on clients wait
+    except OSError as error:  # another process listens since the models are being loaded
+        raise cannot_listen(options.host, options.port, error) from None
+    print(f"Serving {folder} on http://{address_of(options.host, options.port)}/", flush=True)
     uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -10,13 +10,16 @@ import tensorflow as tf
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from .attention_pages import AttentionPages
 from .batches import Batches, num_rows
-from .requests import ROWS, read_request, write_answer
+from .requests import ROWS, NotFound, read_request, write_answer
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # of the histogram
-LONGEST_BODY = 64 * 2**20  # bytes
+SECONDS_TO_SEND = 60  # the body of a request
+LONGEST_BODY = 64 * 2**20  # bytes, of which most may be of texts that are cut
+SHORT_BODY = 2**16  # bytes, which are read without making other requests wait
 MOST_REQUESTS = 1000  # in flight
 MOST_ROWS = 1024  # of a request
 MOST_TEXT = 4 * 2**20  # bytes of a request that may be tokenised, which takes 140 times as many
@@ -28,6 +31,7 @@ REQUEST_SECONDS = prometheus_client.Histogram(
     ("model", "version", "signature"),
     buckets=SECONDS,
 )
+ANSWERS = prometheus_client.Counter("keras_transformer_answers", "Answers.", ("status",))
 
 
 def refuse(code, message):
@@ -40,8 +44,12 @@ def answer_of_error(request, error):
     match error:
         case ValueError():
             return refuse(400, str(error))
-        case LookupError():  # there is no such model
-            return refuse(404, error.args[0])
+        case NotFound():
+            return refuse(404, str(error))
+        case ClientDisconnect():  # nobody receives it
+            return refuse(499, "The client has closed the connection.")
+        case TimeoutError():
+            return refuse(408, f"A request is sent within {SECONDS_TO_SEND} seconds.")
         case tf.errors.ResourceExhaustedError():
             return refuse(503, error.message)
         case tf.errors.InvalidArgumentError() | tf.errors.OutOfRangeError():
@@ -58,16 +66,22 @@ def answer_of_error(request, error):
 async def read_body(request):
     """The body of a request, unless it is too long."""
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > LONGEST_BODY:
-            raise HTTPException(413, f"A request has at most {LONGEST_BODY} bytes.")
+    async with asyncio.timeout(SECONDS_TO_SEND):
+        async for part in request.stream():
+            body += part
+            if len(body) > LONGEST_BODY:
+                raise HTTPException(413, f"A request has at most {LONGEST_BODY} bytes.")
     return bytes(body)
 
 
 async def read(request, model):
     """What `read_request` returns, unless it would take too much memory to answer."""
-    name, inputs, format = read_request(await read_body(request), model.signatures)
+    body = await read_body(request)
+    if len(body) > SHORT_BODY:
+        parsed = await asyncio.to_thread(read_request, body, model.signatures)
+    else:
+        parsed = read_request(body, model.signatures)
+    name, inputs, format = parsed
     if num_rows(inputs) > MOST_ROWS:
         raise HTTPException(413, f"A request has at most {MOST_ROWS} rows.")
     is_cut = "truncated" in model.signatures[name]["outputs"]
@@ -128,9 +142,10 @@ def make_app(models, runs, max_batch_rows, batch_seconds):
         batch_seconds: seconds that a request waits for others.
     """
     app, server = FastAPI(openapi_url=None), Server(models, runs, max_batch_rows, batch_seconds)
-    for error in (ValueError, LookupError, tf.errors.OpError, HTTPException, Exception):
+    mistakes = ValueError, NotFound, HTTPException, ClientDisconnect, TimeoutError
+    for error in (*mistakes, tf.errors.OpError, Exception):
         app.add_exception_handler(error, answer_of_error)
-    app.add_middleware(AtMost, limit=MOST_REQUESTS)
+    app.add_middleware(InFlight, limit=MOST_REQUESTS)
     for path, answer in {
         "/": server.page,
         "/health": server.health,
@@ -153,8 +168,8 @@ def make_app(models, runs, max_batch_rows, batch_seconds):
     return app
 
 
-class AtMost:
-    """Refuses requests beyond a number that is in flight.
+class InFlight:
+    """Counts answers, and refuses requests to models beyond a number that is in flight.
 
     Args:
         app: the application that answers the others.
@@ -165,12 +180,22 @@ class AtMost:
         self.app, self.limit, self.count = app, limit, 0
 
     async def __call__(self, scope, receive, send):
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def counted(message):
+            if message["type"] == "http.response.start":
+                ANSWERS.labels(str(message["status"])).inc()
+            await send(message)
+
+        if not scope["path"].startswith("/v1/"):  # health and metrics
+            return await self.app(scope, receive, counted)
         if self.count >= self.limit:
             answer = refuse(503, f"{self.limit} requests are being answered. Try again later.")
-            return await answer(scope, receive, send)
+            return await answer(scope, receive, counted)
         self.count += 1
         try:
-            return await self.app(scope, receive, send)
+            return await self.app(scope, receive, counted)
         finally:
             self.count -= 1
 
@@ -180,7 +205,7 @@ class Server:
 
     def __init__(self, models, runs, max_batch_rows, batch_seconds):
         self.models = models
-        self.attention_pages = AttentionPages(runs)
+        self.attention_pages, self.one_page = AttentionPages(runs), asyncio.Lock()
         self.batches = Batches(max_batch_rows, batch_seconds)
 
     def page(self):
@@ -203,10 +228,10 @@ class Server:
     def status(self, request: Request):
         try:
             model = self._model_of(request)
-        except LookupError:
+        except NotFound:
             name, version = model_in(request.path_params)
             which = "any versions" if version is None else f"version {version}"
-            raise LookupError(f"Could not find {which} of model {name}") from None
+            raise NotFound(f"Could not find {which} of model {name}") from None
         status = {"error_code": "OK", "error_message": ""}
         state = {"version": str(model.version), "state": "AVAILABLE", "status": status}
         return {"model_version_status": [state]}
@@ -224,7 +249,11 @@ class Server:
         """A page that shows the attention; see `AttentionPages.page`."""
         model = self._model_of(request)
         body = await read_body(request)
-        return HTMLResponse(await asyncio.to_thread(self.attention_pages.page, model, body))
+        async with self.one_page:  # others wait without a thread
+            if await request.is_disconnected():
+                raise ClientDisconnect
+            page = await asyncio.to_thread(self.attention_pages.page, model, body)
+        return HTMLResponse(page)
 
     async def stream(self, request: Request):
         """Answers one row for `generate` with an event for each token: the continuation so far."""
@@ -237,10 +266,10 @@ class Server:
         return StreamingResponse(events(first, outputs), media_type="text/event-stream")
 
     def _model_of(self, request):
-        """The model that a request names; LookupError, with TensorFlow Serving's message."""
+        """The model that a request names; NotFound, with TensorFlow Serving's message."""
         name, version = model_in(request.path_params)
         model = self.models.get(name)
         if model is None or version not in (None, model.version):
             wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-            raise LookupError(f"Servable not found for request: {wanted}")
+            raise NotFound(f"Servable not found for request: {wanted}")
         return model

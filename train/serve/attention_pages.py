@@ -4,7 +4,6 @@ A SavedModel gives no attention scores. The run that it was exported from does, 
 """
 
 import pathlib
-import threading
 
 import numpy as np
 import tensorflow as tf
@@ -13,14 +12,14 @@ from keras_transformer.serving import Translator
 from keras_transformer.serving.served_model import served_kernels, stored_columns
 
 from ..convert import text_model_of
-from .requests import read_json
+from .requests import NotFound, read_json
 
 LONGEST = 1000  # characters, each of which may be several tokens
 MOST_TOKENS = 256  # the weights, and so the page, grow with their square
 
 
 class AttentionPages:
-    """Draws attention with the runs of a folder, each loaded on first use.
+    """Draws attention with the runs of a folder, each loaded on first use; one page at a time.
 
     Args:
         folder: folder with one run folder per model, with the model's name; it need not
@@ -29,7 +28,7 @@ class AttentionPages:
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
-        self._models, self._lock = {}, threading.Lock()  # {name: model}
+        self._models = {}  # by name
 
     def has(self, name):
         """Whether there is a trained run with a model's name."""
@@ -43,27 +42,26 @@ class AttentionPages:
             body: JSON, {"text": ...} and, for a translation model, "target".
 
         Raises:
-            LookupError: if there is no such run.
+            NotFound: if there is no such run.
             ValueError: if the body is anything else, the model has no attention to show, or the
                 run has another model by now.
         """
         name = served.name
         if not self.has(name):
-            raise LookupError(f"{self.folder} has no run called {name}. Start with --runs FOLDER.")
+            raise NotFound(f"{self.folder} has no run called {name}. Start with --runs FOLDER.")
         texts = read_json(body)
         if not isinstance(texts, dict) or not {"text"} <= texts.keys() <= {"text", "target"}:
             raise ValueError('Expected {"text": ...} and, for a translation, "target".')
         if not all(isinstance(t, str) and len(t) <= LONGEST for t in texts.values()):
             raise ValueError(f"Texts are strings of at most {LONGEST} characters.")
-        with self._lock:
-            if name not in self._models:
-                model = with_weights(text_model_of(self.folder / name), served)
-                if "detokenize" in model.signatures:
-                    ids = np.arange(model.target_tokenizer.vocabulary_size, dtype=np.int32)
-                    rows = {"token_ids": ids[:, None], "length": np.ones_like(ids)}
-                    check_tokens(model, served, "detokenize", rows, "text")
-                self._models[name] = model
-            model = self._models[name]
+        if name not in self._models:
+            model = with_weights(text_model_of(self.folder / name), served)
+            if "detokenize" in model.signatures:
+                ids = np.arange(model.target_tokenizer.vocabulary_size, dtype=np.int32)
+                rows = {"token_ids": ids[:, None], "length": np.ones_like(ids)}
+                check_tokens(model, served, "detokenize", rows, "text")
+            self._models[name] = model
+        model = self._models[name]
         both = isinstance(model, Translator)
         texts = [texts[key] for key in ("text", "target")[: 1 + both] if key in texts]
         tokenizers = (model.tokenizer, model.target_tokenizer)

@@ -5,11 +5,9 @@ import concurrent.futures
 from typing import NamedTuple
 
 from fastapi import Request
-from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from .saved_model import SavedModel
-
-CLIENT_CLOSED_REQUEST = 499  # nobody receives it
 
 
 class Waiting(NamedTuple):
@@ -19,6 +17,10 @@ class Waiting(NamedTuple):
     key: tuple[SavedModel, str]  # the model, and the name of a signature
     inputs: dict  # {input: array}
     answer: asyncio.Future  # {output: array} or an exception
+
+    def give(self, outputs):
+        if not self.answer.done():  # it is cancelled when the server stops
+            self.answer.set_result(outputs)
 
 
 class Batches:
@@ -52,29 +54,32 @@ class Batches:
         return outputs
 
     async def _work(self):
-        while self._waiting:
-            if sum(num_rows(each.inputs) for each in self._waiting) < self.max_rows:
-                await asyncio.sleep(self.seconds)
-            batch = []
-            for each in self._take():
-                if await each.request.is_disconnected():
-                    each.answer.set_result(HTTPException(CLIENT_CLOSED_REQUEST))
-                else:
-                    batch.append(each)
-            if batch:
-                await self._run(batch)
-        self._workers.remove(asyncio.current_task())  # at once: who comes next starts another
+        try:
+            while self._waiting:
+                if sum(num_rows(each.inputs) for each in self._waiting) < self.max_rows:
+                    await asyncio.sleep(self.seconds)
+                if batch := self._take():
+                    await self._run(batch)
+        finally:  # at once: who comes next starts another
+            self._workers.remove(asyncio.current_task())
 
     async def _run(self, batch):
-        model, signature = batch[0].key
-        inputs = [each.inputs for each in batch]
-        loop = asyncio.get_running_loop()
+        here = []
+        for each in batch:
+            if await each.request.is_disconnected():
+                each.give(ClientDisconnect())
+            else:
+                here.append(each)
+        if not here:
+            return
+        model, signature = here[0].key
+        inputs, loop = [each.inputs for each in here], asyncio.get_running_loop()
         try:
             answers = await loop.run_in_executor(self._threads, model.run_merged, signature, inputs)
         except Exception as error:  # whatever it is, the next batch is answered
-            answers = [error] * len(batch)
-        for each, outputs in zip(batch, answers, strict=True):
-            each.answer.set_result(outputs)
+            answers = [error] * len(here)
+        for each, outputs in zip(here, answers, strict=True):
+            each.give(outputs)
 
     def _take(self):
         """The next batch, which waits no longer; empty if another worker has taken all."""

@@ -23,6 +23,10 @@ from keras_transformer.serving.publishing.c_api import (
 ROWS, COLUMNS = "instances", "inputs"
 
 
+class NotFound(Exception):
+    """There is no such model, or no run of it."""
+
+
 def read_json(body):
     """Reads JSON; raises ValueError with TensorFlow Serving's message."""
     try:

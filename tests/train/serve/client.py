@@ -48,9 +48,7 @@ def free_port():
 
 
 @contextlib.contextmanager
-def serving(
-    folder, *flags, program=(sys.executable, "-m", "train.serve"), place=None, environment=None
-):
+def serving(folder, *flags, program=(sys.executable, "-m", "train.serve"), place=None, stderr=None):
     """Runs the command; yields a port and its process.
 
     Args:
@@ -58,15 +56,16 @@ def serving(
         *flags: of the command.
         program: a list that starts it.
         place: folder that holds the package; None for the repository.
-        environment: further variables of the process.
+        stderr: a file; None for that of this process.
     """
     port = free_port()
     place = place or pathlib.Path(__file__).parents[3]
-    environment = {**os.environ, "PYTHONPATH": str(place), **(environment or {})}
+    environment = {**os.environ, "PYTHONPATH": str(place)}
     process = subprocess.Popen(
         [*program, str(folder), f"--port={port}", *flags],
         env=environment,
         stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
     try:
@@ -121,7 +120,3 @@ def memory_of(pid):
     """Resident MiB of a process."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(status.split("VmRSS:")[1].split()[0]) / 1024
-
-
-def num_threads(pid):
-    return len(list(pathlib.Path(f"/proc/{pid}/task").iterdir()))

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from train.serve.batches import Batches
 
@@ -75,7 +75,7 @@ def test_what_a_model_raises_is_the_answer_of_its_batch_and_who_has_gone_has_non
     ]
     bad, gone, sound = all_answers(batches, requests)
     assert isinstance(bad, RuntimeError) and sound["twice"].tolist() == ["cc"]
-    assert isinstance(gone, HTTPException) and ("a", [["b"]]) not in model.batches
+    assert isinstance(gone, ClientDisconnect) and ("a", [["b"]]) not in model.batches
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -8,6 +8,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import pytest
@@ -25,7 +27,6 @@ from .client import (
     free_port,
     listening,
     memory_of,
-    num_threads,
     serving,
     wait_for,
 )
@@ -134,8 +135,6 @@ def test_a_mistake_is_one_line(client, method, path, body, code, message):
     path = "".join(c if c.isascii() else "".join(f"%{b:02x}" for b in c.encode()) for c in path)
     status, answer = client.send(method, path, body)
     assert status == code
-    if path == "/nothing":
-        return
     assert answer.keys() == {"error"} and message in answer["error"]
     assert len(answer["error"]) < 1000
 
@@ -317,14 +316,18 @@ def test_an_answer_stays_where_no_attention_can_be_shown(server, client, tmp_pat
     assert "was cut" in shown["notes"] and "at most 1000 characters" in shown["notes"]
 
 
-def num_answered(client, signature):
-    """How many requests to the model tiny the metrics count."""
+def num_counted(client, name):
     status, content = client.get("/metrics")
     assert status == 200
-    labels = f'model="tiny",signature="{signature}",version="1"'
-    name = rf"^keras_transformer_request_seconds_count\{{{labels}\}} (\S+)$"
-    found = re.search(name, content.decode(), re.MULTILINE)
+    name = re.escape(f"keras_transformer_{name}")
+    found = re.search(rf"^{name} (\S+)$", content.decode(), re.MULTILINE)
     return float(found[1]) if found else 0.0
+
+
+def num_answered(client, signature):
+    """How many requests to the model tiny the metrics count."""
+    labels = f'model="tiny",signature="{signature}",version="1"'
+    return num_counted(client, f"request_seconds_count{{{labels}}}")
 
 
 def test_metrics_are_those_of_prometheus(client):
@@ -350,37 +353,50 @@ def half_sent(port, path="/v1/models/tiny:predict", sent='{"instances": [', leng
 def test_1000_requests_are_in_flight_and_the_next_is_refused(server, client):
     allow_open_files()  # this process has as many
     with contextlib.ExitStack() as stack:
-        for _ in range(1000):
+        for _ in range(999):
             stack.enter_context(half_sent(server[0]))
-        wait_for(lambda: client.get("/health")[0] == 503)
+        time.sleep(0.3)  # until they are read
+        assert client.predict("tiny", {"instances": SENTENCES})[0] == 200
+        stack.enter_context(half_sent(server[0]))
+        stack.enter_context(half_sent(server[0]))  # in case the answer came before its end
+        wait_for(lambda: client.get("/v1/models")[0] == 503)
         status, answer = client.predict("tiny", {"instances": SENTENCES})
         assert (status, answer.keys()) == (503, {"error"}) and "1000 requests" in answer["error"]
-    wait_for(lambda: client.get("/health")[0] == 200)
-    assert client.predict("tiny", {"instances": SENTENCES})[0] == 200
+        assert client.get("/health")[0] == 200
+        assert num_counted(client, 'answers_total{status="503"}') > 0
+    wait_for(lambda: client.get("/v1/models")[0] == 200)
 
 
 def test_clients_that_hang_up_leave_no_thread_busy(server, client):
     """Neither while they send, nor wait, nor read a stream."""
     body = json.dumps({"instances": ["A dog runs."] * 1000})
     streamed = json.dumps(request_of("A dog", 9))
-    path = "/v1/models/writer:stream"
-    port, process = server
+    attention = json.dumps({"text": "A dog runs."})
+    port, _ = server
     before = num_answered(client, "serving_default")
     with contextlib.ExitStack() as stack:
         for _ in range(40):
             stack.enter_context(half_sent(port))
             stack.enter_context(half_sent(port, sent=body, length=len(body)))
-            stack.enter_context(half_sent(port, path, streamed, len(streamed)))
+            for path, sent in [("writer:stream", streamed), ("tiny:attention", attention)]:
+                stack.enter_context(half_sent(port, f"/v1/models/{path}", sent, len(sent)))
         time.sleep(0.3)  # until they wait
     assert client.predict("tiny", {"instances": SENTENCES})[0] == 200
     answered = num_answered(client, "serving_default") - before
-    assert 0 < answered < 20, "not those of 40 clients that have gone"
-    assert num_threads(process.pid) < 100
+    assert answered < 20, "not those of 40 clients that have gone"
+    begin = time.monotonic()
+    assert client.send("POST", "/v1/models/tiny:attention", attention)[0] == 200
+    assert time.monotonic() - begin < 10, "and no page for them"
 
 
-def test_running_requests_end_after_a_signal(folder):
-    body = json.dumps(request_of("A dog", 9))
-    with serving(folder) as (port, process), contextlib.closing(Client(port)) as client:
+def test_running_requests_end_after_a_signal(folder, tmp_path):
+    body, errors = json.dumps(request_of("A dog", 9)), tmp_path / "errors"
+    with (
+        open(errors, "w") as stream,
+        serving(folder, stderr=stream) as (port, process),
+        contextlib.closing(Client(port)) as client,
+    ):
+        half_sent(port).close()  # which is no error of the server
         whole = client.predict("writer", request_of("A dog", 9))
         with half_sent(port, "/v1/models/writer:predict", body[:20], len(body)) as connection:
             client.get("/health")  # the one before has been accepted
@@ -392,6 +408,27 @@ def test_running_requests_end_after_a_signal(folder):
                 content = answer.read().partition(b"\r\n\r\n")[2]
         assert json.loads(content) == whole[1]
         assert process.wait(20) == EXIT_CODE_CTRL_C
+    assert errors.read_text().endswith("Stopped.\n") and "Error" not in errors.read_text()
+
+
+def test_a_signal_ends_the_start_and_of_two_servers_one_has_the_port(folder):
+    flags = [str(folder), f"--port={free_port()}"]
+    command = [sys.executable, "-m", "train.serve", *flags]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    stopped, *others = [subprocess.Popen(command, **pipes) for _ in range(3)]
+    time.sleep(2)  # while it imports TensorFlow
+    stopped.send_signal(signal.SIGTERM)
+    assert stopped.communicate(timeout=60)[1] == "Stopped.\n"
+    assert stopped.returncode == EXIT_CODE_CTRL_C
+    wait_for(lambda: any(process.poll() is not None for process in others), 120)
+    [late] = [process for process in others if process.poll() is not None]
+    said = late.communicate()[1].splitlines()[-1]
+    assert late.returncode == 2
+    assert re.fullmatch(r"error: Cannot listen on 127.0.0.1:\d+: Address already in use\.", said)
+    [served] = [process for process in others if process is not late]
+    assert served.stdout.readline().startswith("Serving ")
+    served.send_signal(signal.SIGTERM)
+    assert "Stopped." in served.communicate(timeout=60)[1]
 
 
 @pytest.mark.parametrize("name", KINDS)
