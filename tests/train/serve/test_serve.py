@@ -357,9 +357,12 @@ def test_1000_requests_are_in_flight_and_the_next_is_refused(server, client):
             stack.enter_context(half_sent(server[0]))
         time.sleep(0.3)  # until they are read
         assert client.predict("tiny", {"instances": SENTENCES})[0] == 200
-        stack.enter_context(half_sent(server[0]))
-        stack.enter_context(half_sent(server[0]))  # in case the answer came before its end
-        wait_for(lambda: client.get("/v1/models")[0] == 503)
+
+        def is_full():  # by one more each time: this request, too, was in flight for a while
+            stack.enter_context(half_sent(server[0]))
+            return client.get("/v1/models")[0] == 503
+
+        wait_for(is_full)
         status, answer = client.predict("tiny", {"instances": SENTENCES})
         assert (status, answer.keys()) == (503, {"error"}) and "1000 requests" in answer["error"]
         assert client.get("/health")[0] == 200
