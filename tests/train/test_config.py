@@ -238,7 +238,7 @@ def test_sizes_are_those_of_the_models():
 
 
 HELP = [
-    *(name for name in cli.MODULES if name != "serve"),
+    *cli.MODULES,
     *(f"translation {name}" for name in ("translate", "evaluate", "export")),
     *("classification classify", "language-model sample"),
 ]
