@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_text  # noqa: F401  # registers the operations of tokenizers
 from google.protobuf import json_format
 
+from keras_transformer.files import in_one_line
 from keras_transformer.serving.publishing.c_api import STRING, fields, read_signatures
 from keras_transformer.serving.publishing.checks import read_meta_graph
 from keras_transformer.serving.publishing.export import WARM_UP_FILE
@@ -29,8 +30,7 @@ def load_models(paths):
         try:
             models[name] = SavedModel(name, int(path.name), path)
         except Exception as error:  # whatever is in the folder
-            reason = " ".join(str(error).split())[:1000] or type(error).__name__
-            raise ValueError(f"{path} cannot be loaded: {reason}") from error
+            raise ValueError(f"{path} cannot be loaded: {in_one_line(error)}") from error
     return models
 
 
