@@ -7,9 +7,11 @@ import itertools
 import os
 import pathlib
 import resource
+import shutil
 import subprocess
 import sys
 
+import filelock
 import keras
 import pytest
 
@@ -137,6 +139,29 @@ def no_jax_beside_tensorflow():
 
 
 @pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    """`made_once(name, make)` is the folder that `make(folder)` fills, once for both processes.
+
+    A test that changes what is in it copies it first.
+    """
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def made(name, make):
+        folder, done = root / "made" / name, root / "made" / f"{name}.done"
+        folder.parent.mkdir(exist_ok=True)
+        with filelock.FileLock(f"{folder}.lock"):
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a process in which it failed
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
 def small_pictures():
     """Most of the time of drawing a run's attention is that of its tokens."""
     with pytest.MonkeyPatch.context() as patch:
@@ -144,12 +169,16 @@ def small_pictures():
         yield
 
 
+def leave_results_untold(patch):
+    for name in ("classification.Classification", "language_model.LanguageModel",
+                 "pretraining.Pretraining", "translation.Translation"):  # fmt: skip
+        patch.setattr(f"train.{name}Experiment.show_result", lambda self, run: None)
+
+
 @pytest.fixture
 def untold_results(monkeypatch):
     """Trainings of this process end without pictures and scores, which take as long as they do."""
-    for name in ("classification.Classification", "language_model.LanguageModel",
-                 "pretraining.Pretraining", "translation.Translation"):  # fmt: skip
-        monkeypatch.setattr(f"train.{name}Experiment.show_result", lambda self, run: None)
+    leave_results_untold(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,13 @@
 """A small text and the settings of a model so small that it is trained in seconds."""
 
 import gzip
+import importlib
 import random
+from functools import partial
 
 import pytest
 
+from tests.conftest import leave_results_untold
 from train import gpus
 
 SETTINGS = [
@@ -31,21 +34,61 @@ def told_results():
     """Trainings of this process end as usual, with pictures and scores."""
 
 
-@pytest.fixture(scope="session")
-def text(tmp_path_factory):
-    """Flags for a training and a validation text, letters spelled backwards, one file packed."""
-    folder = tmp_path_factory.mktemp("text")
+def write_pairs(folder):
     draw = random.Random(3)
     words = ["".join(draw.choices("abcdef", k=draw.randint(1, 7))) for _ in range(211)]
-    sides = {"source": words, "target": [word[::-1] for word in words]}
-    flags = []
-    for side, lines in sides.items():
+    for side, lines in (("source", words), ("target", [word[::-1] for word in words])):
         with gzip.open(folder / f"train.{side}.gz", "wt") as file:
             file.write("\n".join(lines) + "\n")
         (folder / f"valid.{side}").write_text("\n".join(lines[:13]) + "\n")
+
+
+@pytest.fixture(scope="session")
+def text(made_once):
+    """Flags for a training and a validation text, letters spelled backwards, one file packed."""
+    folder = made_once("text", write_pairs)
+    flags = []
+    for side in ("source", "target"):
         flags += [f"--{side}", f"{folder}/train.{side}.gz"]
         flags += [f"--valid-{side}", f"{folder}/valid.{side}"]
     return flags
+
+
+SMALL = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
+
+
+def train_one(command, text, folder):
+    """A run of a command in folder/run, of text in `folder`."""
+    flags = [*SMALL, "--steps=3", "--checkpoint-every=1", "--average=2", "--warmup-steps=1"]
+    if command == "translation":
+        flags = [*text, *SETTINGS, "--steps=3", "--checkpoint-every=1"]
+    elif command == "language_model":
+        (folder / "text.txt").write_text("the cat sat on the mat.\n" * 30)
+        flags += ["--text", f"{folder}/text.txt", "--context=16", "--batch-size=4"]
+    elif command == "classification":
+        (folder / "texts.tsv").write_text("a good day\tgood\na bad day\tbad\n" * 20)
+        flags += ["--tsv", f"{folder}/texts.tsv", "--hold-out=8", "--vocabulary-size=20"]
+        flags += ["--tokens-per-batch=64", "--max-length=8"]
+    else:
+        (folder / "text.txt").write_text("One cat. Two dogs. One dog.\n\n" * 40)
+        flags += ["--documents", f"{folder}/text.txt", "--hold-out=8", "--vocabulary-size=30"]
+        flags += ["--batch-size=4", "--max-length=16", "--positions=16"]
+    importlib.import_module(f"train.{command}").main([*flags, "--run", f"{folder}/run"])
+
+
+@pytest.fixture(scope="session")
+def run_of(text, made_once):
+    """`run_of(command)` is a small finished run of three steps, trained once for both processes.
+
+    A test that changes it copies it first.
+    """
+
+    def run(command):
+        with pytest.MonkeyPatch.context() as patch:
+            leave_results_untold(patch)
+            return made_once(f"{command} run", partial(train_one, command, text)) / "run"
+
+    return run
 
 
 @pytest.fixture
