@@ -29,6 +29,14 @@ TIERS = ("soak", "oracle", "slow")
 
 def pytest_addoption(parser):
     parser.addoption("--few-cases", action="store_true", help="only the last case of each test")
+    parser.addoption(
+        "--eighth", type=int, metavar="N", help="of `soak` every eighth test, from N modulo 8"
+    )
+
+
+def pytest_report_header(config):
+    eighth = config.getoption("eighth")
+    return None if eighth is None else f"soak: every eighth test, from number {eighth % 8}"
 
 
 def last_cases(items):
@@ -41,12 +49,20 @@ def is_asked_for(item, expression):
     return next(filter(item.get_closest_marker, TIERS), "") in expression
 
 
+def other_eighths(items, number):
+    """The tests of `soak` that are not in its eighth of a number."""
+    soak = [item for item in items if item.get_closest_marker("soak")]
+    return [item for index, item in enumerate(soak) if (index - number) % 8]
+
+
 @pytest.hookimpl(trylast=True)  # after -m and -k, so that one case is left of what they choose
 def pytest_collection_modifyitems(config, items):
     """Begins with the long files, and leaves out the tests of tiers that `-m` does not name."""
     items.sort(key=lambda item: not str(item.path).endswith(LONG))
     asked = config.getoption("markexpr")
     left_out = {item for item in items if not is_asked_for(item, asked)}
+    if config.getoption("eighth") is not None:
+        left_out.update(other_eighths(items, config.getoption("eighth")))
     if config.getoption("few_cases"):
         asked_for = [item for item in items if item not in left_out]
         left_out.update(set(asked_for) - set(last_cases(asked_for)))

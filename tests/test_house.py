@@ -10,7 +10,7 @@ import types
 
 import pytest
 
-from tests.conftest import fail_if_missing, is_asked_for
+from tests.conftest import fail_if_missing, is_asked_for, other_eighths
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_transformer"
@@ -195,6 +195,15 @@ def test_a_test_runs_where_its_rarest_tier_is_named(marks, asked):
     item = types.SimpleNamespace(get_closest_marker=lambda mark: mark in marks)
     expressions = ("", "slow", "oracle", "soak", "slow or oracle")
     assert {each for each in expressions if is_asked_for(item, each)} == asked
+
+
+def test_eight_commits_run_all_of_soak():
+    def item(index):
+        return types.SimpleNamespace(get_closest_marker=lambda mark: mark == "soak" and index % 3)
+
+    items = [item(index) for index in range(50)]
+    left_out = [each for number in range(13, 21) for each in other_eighths(items, number)]
+    assert [left_out.count(each) for each in items] == [7 * bool(i % 3) for i in range(50)]
 
 
 def test_mutants_are_other_code():
