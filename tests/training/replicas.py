@@ -63,10 +63,10 @@ def language_model(
     if factor is not None:
         hidden = SecondViewTimes(factor)(hidden)
     if today:
-        hidden = Encoder(2, **TODAY)(hidden)
+        hidden = Encoder(1, **TODAY)(hidden)
     if remat is not None:
         dropout = 0.0 if lora else 0.25  # which is other noise on each replica
-        hidden = Encoder(2, num_heads=1, intermediate_dim=5, dropout=dropout, remat=remat)(hidden)
+        hidden = Encoder(1, num_heads=1, intermediate_dim=5, dropout=dropout, remat=remat)(hidden)
     model = Model(ids, embedding(hidden, reverse=True))
     return add_lora(model, 2, targets=("query", "value", "widen", "narrow")) if lora else model
 
@@ -131,7 +131,8 @@ def train(
         kinds = {kind: settings.pop(kind, False) for kind in ("penalised", "lora", "today")}
         kinds["factor"] = settings.pop("factor", None)
         model = language_model(dropout, dtype, remat, **kinds, dim=settings.pop("dim", DIM))
-        if validated := settings.pop("validated", False):
+        validated = settings.pop("validated", False)
+        if validated and "weighted_metrics" not in settings:
             settings["metrics"] = [TokenAccuracy(), Perplexity()]
         loss_scale = settings.pop("loss_scale", None)
         model.compile(optimizer(), loss or TokenCrossentropy(0.1), **settings)
@@ -196,27 +197,25 @@ def trainings(strategy, cases):
     even, uneven = batches(24, batch_size=8), batches(17, batch_size=8)
     everything = {"clip_norm": 0.125, "accumulation_steps": 2, "ema_momentum": 0.75}
     yield case("plain", even, 3, sgd)
-    # 8, 8 and 1 rows: at the end only one replica has any.
-    yield case("empty share", uneven, 3, sgd, validated=True)
-    yield case("everything", uneven, 3, sgd, validated=True, **everything)
+    # 8, 8 and 1 rows: at the end only one replica has any. Gradients in several packs.
     train_step.PACK_BYTES, usual = 64, train_step.PACK_BYTES
-    yield case("packs", uneven, 3, sgd, **everything)
+    yield case("everything", uneven, 3, sgd, validated=True, **everything)
     train_step.PACK_BYTES = usual
     yield case("buckets", buckets(), 2, sgd, clip_norm=0.25)
     for dataset in in_files():
         yield case("files", dataset, 3, sgd)
-    with strategy.scope():
-        loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
-    yield case("keras loss and metric", uneven, 3, sgd, loss, weighted_metrics=[accuracy])
+    for name, jit_compile in ("plain", False), ("compiled", True):
+        with strategy.scope():
+            loss, accuracy = keras_loss(), keras.metrics.SparseCategoricalAccuracy()
+        settings = {"weighted_metrics": [accuracy], "validated": True, "jit_compile": jit_compile}
+        yield case(f"{name} keras loss and metric", uneven, 3, sgd, loss, **settings)
     penalties = {"penalised": True, "clip_norm": 0.5, "accumulation_steps": 2}
     with strategy.scope():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     yield case("penalties", uneven, 3, sgd, loss, **penalties)
     yield case("penalties of tokens", uneven, 3, sgd, **penalties)
     views = {"r_drop": 5.0, "factor": 1.75}
-    yield case("two views", uneven, 3, sgd, validated=True, **views, **everything)
-    yield case("blocks", uneven, 1, sgd, remat=False)
-    yield case("rematerialised blocks", uneven, 1, sgd, remat=True)
+    yield case("two views", uneven, 3, sgd, **views, **everything)
     yield case("today's blocks", uneven, 3, sgd, today=True, dim=4, **everything)
     yield case("adam", uneven, 1, adam)
     yield case("muon", uneven, 1, muon)
@@ -233,18 +232,16 @@ def trainings(strategy, cases):
     # Each worker takes its part of every batch, as of `TokenBatches`: the same rows on the same
     # replicas in all arrangements.
     shares = sharded(even, tf.data.experimental.AutoShardPolicy.DATA)
-    if replicas > 1:
+    if replicas == 1:
+        return
+    if "dropout" in cases:
         yield case("dropout", shares, 3, sgd, dropout=0.5)
+    yield case("blocks", uneven, 1, sgd, remat=False)
+    yield case("rematerialised blocks", uneven, 1, sgd, remat=True)
     for name, jit_compile in ("plain", False), ("compiled", True):
-        settings = {**everything, "dropout": 0.5, "jit_compile": jit_compile}
-        yield case(f"{name} everything", shares, 1, sgd, validated=True, **settings)
         # Of eight units of a row XLA draws the noise in one pass.
-        settings = {"dropout": 0.5, "dim": 8, "jit_compile": jit_compile}
-        yield case(f"{name} bits", shares, 1, sgd, **settings)
-        with strategy.scope():
-            accuracy = keras.metrics.SparseCategoricalAccuracy()
-        settings = {"weighted_metrics": [accuracy], "jit_compile": jit_compile}
-        yield case(f"{name} metric", uneven, 1, sgd, loss, **settings)
+        settings = {**everything, "dropout": 0.5, "dim": 8, "jit_compile": jit_compile}
+        yield case(f"{name} everything", shares, 1, sgd, **settings)
 
 
 def sharded(dataset, policy):
@@ -371,12 +368,8 @@ def refusals(strategy, folder):
     return said
 
 
-def main(devices, folder, *cases):
-    gc.set_threshold(100_000, 20, 10)  # as in conftest.py
-    split_cpu(int(devices))
-    strategy = choose_strategy()
-    folder = pathlib.Path(folder)
-    folder.mkdir(exist_ok=True, parents=True)
+def results_of(strategy, folder, cases):
+    """{case/what came out: an array}, of this worker."""
     results = {}
     for name, values in trainings(strategy, cases):
         results.update({f"{name}/{key}": value for key, value in (values or {}).items()})
@@ -385,9 +378,17 @@ def main(devices, folder, *cases):
     results.update(seen_sentences(strategy))
     if strategy.num_replicas_in_sync > 1:
         results.update(refusals(strategy, folder))
-    worker = this_worker(strategy)
-    results["size"] = np.array([worker.count, strategy.num_replicas_in_sync])
-    np.savez(folder / f"{worker.index}.npz", **results)
+    results["size"] = np.array([this_worker(strategy).count, strategy.num_replicas_in_sync])
+    return results
+
+
+def main(devices, folder, *cases):
+    gc.set_threshold(100_000, 20, 10)  # as in conftest.py
+    split_cpu(int(devices))
+    strategy, folder = choose_strategy(), pathlib.Path(folder)
+    folder.mkdir(exist_ok=True, parents=True)
+    results = results_of(strategy, folder, cases)
+    np.savez(folder / f"{this_worker(strategy).index}.npz", **results)
 
 
 if __name__ == "__main__":
