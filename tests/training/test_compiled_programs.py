@@ -14,8 +14,8 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-# Of the others, translation and documents have what is asked here.
-SOAKED = ("packed translation", "pretraining")
+# Translation and documents have all that is asked here.
+SOAKED = ("packed translation", "classification", "pretraining")
 KINDS = [
     pytest.param(kind, marks=[pytest.mark.soak] * (kind in SOAKED))
     for kind in compiled_training.KINDS

@@ -40,6 +40,7 @@ def test_drawn_files_keep_the_state_of_the_optimizer_as_in_keras():
 
 
 @pytest.mark.soak
-def test_hundreds_of_drawn_files_keep_the_state_of_the_optimizer_as_in_keras():
-    for result in drawn("drawn_resumes", 1000, 220):
+@pytest.mark.parametrize("part", range(3))
+def test_more_drawn_files_keep_the_state_of_the_optimizer_as_in_keras(part):
+    for result in drawn("drawn_resumes", 1000 + 9 * part, 9):
         check(result)
