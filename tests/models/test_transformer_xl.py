@@ -7,6 +7,7 @@ from keras_transformer.decoding import beam_search
 from keras_transformer.models.xl_model import SIZES, newest, transformer_xl
 from keras_transformer.training import Perplexity, TokenCrossentropy
 from keras_transformer.training.checkpoints import Checkpoints
+from keras_transformer.training.distribution import Worker
 from tests import reference
 from tests.reference import array, exact, fill
 
@@ -146,8 +147,10 @@ def test_a_search_finds_what_repeated_passes_find():
 
 @pytest.mark.slow
 @needs_tensorflow
-@pytest.mark.parametrize("memory_length", [0, 3, 5, 9, 100])
-@pytest.mark.parametrize("segment_length", [1, 7, 100])
+@pytest.mark.parametrize(
+    ("segment_length", "memory_length"),
+    [(1, 9), (1, 100), *((7, length) for length in (0, 3, 5, 9, 100)), (100, 5), (100, 100)],
+)
 def test_a_score_is_the_sum_of_nats_with_the_memory_asked_for(segment_length, memory_length):
     """Also with a longer memory than in training, which is 5."""
     model, ids = model_of(start_id=START), text(23)
@@ -251,11 +254,10 @@ def test_dropout_acts_in_training_only():
 
 @pytest.mark.slow
 @needs_tensorflow
-@pytest.mark.parametrize("memory_length", [0, 5])
-def test_a_training_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, memory_length):
+def test_a_training_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path):
     def started():
         keras.utils.set_random_seed(3)
-        return compiled(dropout=0.25, memory_length=memory_length)
+        return compiled(dropout=0.25)
 
     inputs, labels = segments(text(43))
     whole = started()
@@ -263,11 +265,20 @@ def test_a_training_goes_on_from_its_checkpoint_to_the_same_bits(tmp_path, memor
     first = started()
     first.fit(inputs[:9], labels[:9], batch_size=3, shuffle=False, verbose=0)
     Checkpoints(tmp_path, first).save()
-    resumed = compiled(dropout=0.25, memory_length=memory_length)
+    resumed = compiled(dropout=0.25)
     assert Checkpoints(tmp_path, resumed).restore() == 3
     resumed.fit(inputs[9:], labels[9:], batch_size=3, shuffle=False, verbose=0)
     for ours, theirs in zip(resumed.variables, whole.variables, strict=True):
         np.testing.assert_array_equal(array(ours), array(theirs), err_msg=ours.path)
+
+
+@needs_tensorflow
+def test_checkpoints_of_several_workers_are_refused(tmp_path, monkeypatch):
+    model, checkpoints = compiled(), "keras_transformer.training.checkpoints"
+    monkeypatch.setattr(f"{checkpoints}.has_workers", lambda strategy: True)
+    monkeypatch.setattr(f"{checkpoints}.this_worker", lambda strategy: Worker(0, 2))
+    with pytest.raises(ValueError, match=r"saved with several workers.*Received: 2 workers\.$"):
+        Checkpoints(tmp_path, model)
 
 
 @needs_tensorflow

@@ -1,8 +1,9 @@
 """Trains models of all kinds of batches on some devices, from their last checkpoints to a step.
 
-python -m tests.training.elastic FOLDER DEVICES STEP [save|kill [KINDS [DROPOUT]]]
+python -m tests.training.elastic FOLDER DEVICES STEP [save|kill [KINDS]]
 
-Writes FOLDER/<kind>.npz, the weights after that step; or the last worker kills itself in the next.
+Writes FOLDER/<kind>.npz, the weights after that step; or the last worker kills itself in the next
+of the last kind.
 """
 
 import functools
@@ -43,9 +44,9 @@ def pretraining():
     return batches, tokenizer.vocabulary_size
 
 
-def kinds(dropout=0.0):
+def kinds():
     """{name: batches, a function that builds the model, its loss}"""
-    batches, block = every_kind(), {**SMALL, "dropout": dropout}
+    batches, block = every_kind(), {**SMALL, "dropout": 0.0}
     texts = [[5, 6, 7], [4], [8], [9, 4, 5, 6, 7]] * 5
     labels = np.eye(2)[[0, 1, 1, 0] * 5]
     batches["labelled"] = LabelledBatches(texts, labels, "ab", 16, 4, 2, shapes=FewShapes(2))
@@ -72,13 +73,14 @@ def kinds(dropout=0.0):
     return {**made, "pretraining": (passages, heads, kt.training.PretrainingLoss())}
 
 
-def main(folder, devices, last, end="save", names="", dropout="0"):
+def main(folder, devices, last, end="save", names=""):
     last = int(last)
     options = TrainOptions(run=folder, virtual_devices=int(devices) if devices != "1" else None)
     strategy = choose_devices(TranslationConfig(), options)
     is_last_worker = this_worker(strategy).index == this_worker(strategy).count - 1
-    made = kinds(float(dropout))
-    for name in names.split() or made:
+    made = kinds()
+    names = names.split() or list(made)
+    for name in names:
         batches, build, loss = made[name]
         keras.utils.set_random_seed(5)
         with strategy.scope():
@@ -87,10 +89,11 @@ def main(folder, devices, last, end="save", names="", dropout="0"):
         checkpoints = Checkpoints(pathlib.Path(folder, name), model, every=1)
         step = checkpoints.restore()
         callbacks = [checkpoints]
-        if end == "kill" and is_last_worker:
+        is_killed = end == "kill" and name == names[-1]
+        if is_killed and is_last_worker:
             callbacks.append(Die(last + 1, checkpoints))
         data = batches.dataset(step, strategy.num_replicas_in_sync)
-        steps = last - step + (end == "kill")
+        steps = last - step + is_killed
         model.fit(data, steps_per_epoch=steps, shuffle=False, verbose=0, callbacks=callbacks)
         checkpoints.save()
         if this_worker(strategy).index == 0:

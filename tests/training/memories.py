@@ -115,25 +115,13 @@ def resumed(strategy, folder):
     }
 
 
-def refused(strategy, folder):
-    try:
-        Checkpoints(folder / "checkpoints", compiled(strategy))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def main(devices, folder):
     split_cpu(int(devices))
-    strategy = choose_strategy()
-    folder = pathlib.Path(folder)
+    strategy, folder = choose_strategy(), pathlib.Path(folder)
     folder.mkdir(exist_ok=True, parents=True)
-    results = trained(strategy)
-    worker = this_worker(strategy)
+    results, worker = trained(strategy), this_worker(strategy)
     if worker.count == 1:
         results.update(resumed(strategy, folder))
-    else:
-        results["refused"] = np.array(refused(strategy, folder))
     results["size"] = np.array([worker.count, strategy.num_replicas_in_sync])
     np.savez(folder / f"{worker.index}.npz", **results)
 

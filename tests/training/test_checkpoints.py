@@ -68,6 +68,22 @@ def test_restore_brings_back_every_part_of_a_training(tmp_path):
     assert_weights_equal(restored, weights_of(model), atol=0, what="the same moving averages")
 
 
+def test_that_dropout_draws_other_noise_is_said_once(tmp_path, monkeypatch, caplog):
+    model = compiled(language_model(dropout=0.5))
+    with monkeypatch.context() as patch:
+        patch.setattr("keras_transformer.training.checkpoints._replicas", lambda strategy: 2)
+        train_and_save(tmp_path, 1, model)
+        Checkpoints(tmp_path, model).restore()
+        assert "noise" not in caplog.text
+    Checkpoints(tmp_path, model).restore()
+    said = "step-1.npz was saved on 2 replicas. On 1, dropout now draws different noise."
+    assert caplog.text.count(said) == 1
+    model.train_step((IDS, LABELS))
+    Checkpoints(tmp_path, model).save()
+    Checkpoints(tmp_path, model).restore()
+    assert caplog.text.count("noise") == 1
+
+
 def test_without_a_checkpoint_training_starts_at_step_0(tmp_path):
     model = compiled()
     weights = weights_of(model)

@@ -16,7 +16,7 @@ from .conftest import needs_tensorflow
 pytestmark = [needs_tensorflow, pytest.mark.slow]
 ROOT = pathlib.Path(__file__).parents[2]
 # Name: workers, and devices of each.
-ARRANGEMENTS = {"1": (1, 1), "2": (1, 2), "2 workers": (2, 1)}
+ARRANGEMENTS = {"1": (1, 1), "2": (1, 2), "2 workers": (2, 1)}  # "1" is of this process
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,10 @@ def results(tmp_path_factory):
     folder, kept = tmp_path_factory.mktemp("memories"), {}
 
     def of(name):
+        if name == "1" and name not in kept:
+            from . import memories  # TensorFlow's alone
+
+            kept[name] = folder, [memories.trained(memories.choose_strategy("one"))]
         if name not in kept:
             workers, devices = ARRANGEMENTS[name]
             command = [sys.executable, "-m", "tests.training.memories", str(devices)]
@@ -69,9 +73,8 @@ def test_the_memories_of_all_replicas_are_forgotten(results, name):
         assert not kept["remembered"].any()
 
 
-@pytest.mark.parametrize("name", ["1", "2"])
-def test_a_training_goes_on_from_its_checkpoint_to_the_same_bits(results, name):
-    [kept] = results(name)[1]
+def test_a_training_goes_on_from_its_checkpoint_to_the_same_bits(results):
+    [kept] = results("2")[1]
     assert kept["steps"] == 3
     names = [key for key in kept if key.startswith("whole/")]
     assert len(names) == 1 + 2 * 13 + 2, "the weights"
@@ -87,9 +90,3 @@ def test_memories_of_two_replicas_are_refused_on_one_device(results):
     model.compile("sgd", TokenCrossentropy())
     with pytest.raises(ValueError, match="it has 6 variables for carried, the model has 3"):
         Checkpoints(folder / "checkpoints", model).restore()
-
-
-def test_checkpoints_of_several_workers_are_refused(results):
-    for kept in results("2 workers")[1]:
-        assert "cannot be saved with several workers" in str(kept["refused"])
-        assert str(kept["refused"]).endswith("Received: 2 workers.")
