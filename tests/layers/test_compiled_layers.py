@@ -44,8 +44,7 @@ def check_alike(layer, shapes, atol=1e-5, **arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("activation", ["relu", "gelu"])
-@pytest.mark.parametrize("normalize_first", [True, False])
+@pytest.mark.parametrize(("normalize_first", "activation"), [(True, "gelu"), (False, "relu")])
 def test_blocks_have_the_same_gradients_under_xla(normalize_first, activation):
     settings = {"num_heads": 2, "intermediate_dim": 11, "normalize_first": normalize_first}
     mask = keras.ops.array([[True] * 5, [True] * 3 + [False] * 2, [False] * 5])
@@ -63,8 +62,7 @@ LLAMA = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("soft_cap", [None, 2.0])
+@pytest.mark.parametrize(("soft_cap", "dtype"), [(None, "float32"), (2.0, "float64")])
 def test_todays_blocks_have_the_same_gradients_under_xla(soft_cap, dtype):
     settings = {**LLAMA, "dtype": dtype}
     settings["attention_arguments"] = {**LLAMA["attention_arguments"], "soft_cap": soft_cap}

@@ -129,10 +129,9 @@ def test_a_batch_of_zero_rows_works():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_memory", [False, True])
 @pytest.mark.parametrize(
-    ("arguments", "num_weights"),
-    [({"num_heads": 2}, 5), ({"num_heads": 5, "key_dim": 3, "use_bias": True}, 7)],
+    ("arguments", "num_weights", "with_memory"),
+    [({"num_heads": 2}, 5, False), ({"num_heads": 5, "key_dim": 3, "use_bias": True}, 7, True)],
 )
 def test_layer_passes_every_check(arguments, num_weights, with_memory, tmp_path):
     inputs = (normal(2, 5, 6), normal(2, 3, 6))[: 1 + with_memory]

@@ -76,7 +76,7 @@ def check_alike(ours, expected):
         np.testing.assert_allclose(one, other, atol=3e-5 * max(1, abs(other).max()))
 
 
-MARKS = [*[pytest.mark.slow] * 5, [], *[pytest.mark.soak] * 154]
+MARKS = [*[pytest.mark.slow] * 4, pytest.mark.soak, [], *[pytest.mark.soak] * 14]
 
 
 @pytest.mark.parametrize(

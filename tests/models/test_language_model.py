@@ -77,7 +77,7 @@ def test_attention_scores_look_back_only():
 @pytest.mark.slow
 def test_fit_learns_to_count():
     keras.utils.set_random_seed(3)
-    model = language_model(7, **{**TINY, "hidden_dim": 12})
+    model = language_model(7, **{**TINY, "num_layers": 1, "hidden_dim": 12})
     model.compile(keras.optimizers.Adam(0.01), TokenCrossentropy())
     tokens = (np.arange(8)[None] + np.arange(6)[:, None]) % 6 + 1
     history = model.fit(tokens[:, :-1], tokens[:, 1:], epochs=60, verbose=0).history["loss"]
