@@ -31,21 +31,48 @@ def python(*arguments, backend):
     )
 
 
+# One test of each layer and mechanism. `--few-cases` chooses the last case of each, since to
+# compile the same operations in other shapes takes minutes on JAX.
+LAYERS = """
+ops/test_masks
+ops/test_sparse_attention::test_sparse_attention_equals_numpy_under_the_mask_of_its_name
+layers/test_attention::test_self_attention_equals_numpy
+layers/test_attention::test_cross_attention_equals_numpy_with_another_width_of_source_and_head
+layers/test_attention::test_both_masks_given_allow_what_both_allow
+layers/test_attention::test_the_mask_goes_on_to_the_next_layer
+layers/test_additive_attention::test_it_passes_every_check
+layers/test_sliced_attention::test_it_passes_every_check
+layers/test_sparse_attention::test_gradients_are_those_of_the_dense_layer_with_the_same_mask
+layers/test_relative_attention::test_both_masks_given_allow_what_both_and_causality_allow
+layers/test_relative_attention::test_a_single_beam_needs_no_mask
+layers/test_rotary_embedding::test_layer_passes_every_check
+layers/test_layer_check
+layers/test_pooling::test_the_mask_of_an_embedding_is_used_and_not_handed_on
+layers/test_blocks::test_encoder_and_its_scores_equal_numpy
+layers/test_blocks::test_decoder_and_its_scores_equal_numpy
+layers/test_blocks::test_cached_steps_equal_one_pass_with_embedded_and_positioned_tokens
+layers/test_transformer_xl::test_outputs_memories_and_scores_equal_numpy
+""".split()
+# What is JAX's own, and models; of training, all that is not TensorFlow's own step.
+ON_JAX = """
+layers/test_fused_attention
+layers/test_blocks::test_training_with_rematerialisation_is_training_without
+layers/test_segment_recurrence::test_fit_carries_the_memory_on_every_backend
+models/test_translation::test_cached_steps_of_a_reloaded_model_equal_one_pass
+models/test_todays_blocks::test_steps_equal_one_pass
+training/test_losses training/test_projected_loss_on_jax training/test_loss_scale_on_jax
+training/test_metrics training/test_schedules training/test_optimizers training/test_consistency
+training/test_model
+""".split()
+FURTHER = {
+    "attention": """layers/test_attention layers/test_additive_attention layers/test_arguments
+        layers/test_sliced_attention layers/test_relative_attention""",
+    "stacks": "ops layers/test_sparse_attention layers/test_transformer_xl models/test_classifier",
+}
 FAILS_ON_TORCH = (
-    "rematerialisation",  # keras.remat draws from the random states a second time there
-    "test_fit_carries_the_memory",  # the memory is assigned in place, before the backward pass
     "test_an_encoder_with_a_pattern",  # these two give NumPy arrays where tensors are needed,
     "test_arguments_that_do_not_fit",  # and expect the shape as TensorFlow prints it
 )
-
-
-# What says the most about a backend; of training, all that is not TensorFlow's own step.
-SELECTION = "every_check or cache or steps_equal or mask or numpy or fused or remat or training"
-# Of JAX's own these compile most, and share what the others test.
-LONGEST_ON_JAX = ("todays_blocks", "sparse_attention", "segment_recurrence", "transformer_xl",
-                  "freezing")  # fmt: skip
-TRAINING = ("test_losses", "test_projected_loss_on_jax", "test_loss_scale_on_jax", "test_metrics",
-            "test_schedules", "test_optimizers", "test_consistency", "test_model")  # fmt: skip
 BACKENDS = ["jax", pytest.param("torch", marks=pytest.mark.oracle)]
 
 
@@ -54,39 +81,34 @@ def needs(backend):
         pytest.skip(f"could not import {backend!r}")
 
 
-@pytest.mark.timeout(2400)
-@pytest.mark.parametrize(
-    ("backend", "selection"),
-    [
-        ("jax", SELECTION),
-        pytest.param("torch", SELECTION, marks=pytest.mark.oracle),
-        pytest.param("jax", "", marks=pytest.mark.soak),
-        pytest.param("torch", "", marks=pytest.mark.soak),
-    ],
-)
-def test_layers_pass_their_tests_on_another_backend(backend, selection):
+def passes_on(backend, names):
+    """Runs one case of each test, slow ones too, but none that starts another process."""
     needs(backend)
     if keras.backend.backend() == backend:
         pytest.skip("this is the process they run in")
     arguments = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "filterwarnings=default"]
-    # The oracles of other libraries agree with NumPy's; once is enough.
-    arguments += ["tests/ops", "tests/layers", "--ignore-glob=*/test_against_*.py"]
-    if backend == "jax":
-        arguments += ["tests/models", *(f"tests/training/{name}.py" for name in TRAINING)]
-    # Slow tests, too, but none that starts another process.
-    arguments += ["-m", "not other_backend and (slow or not slow)"]
-    # Half precision is rounded by the same code, and most cases of a test compile the same
-    # operations in other shapes: to do so once more takes minutes.
-    left_out = ["bfloat16"] if selection else []
-    left_out += [] if backend == "jax" else FAILS_ON_TORCH
-    names = [f"({selection})"] if selection else []
-    names += [f"not ({' or '.join(left_out)})"] if left_out else []
-    arguments += ["-k", " and ".join(names)]
-    if selection:
-        arguments += ["-n0", "--few-cases"]
-        arguments += [f"--ignore-glob=*/test_{name}.py" for name in LONGEST_ON_JAX]
+    arguments += ["-n0", "--few-cases", "-m", "not other_backend and (slow or not slow)"]
+    # Half precision is rounded by the same code.
+    left_out = ["bfloat16", *(FAILS_ON_TORCH if backend == "torch" else ())]
+    arguments += ["-k", f"not ({' or '.join(left_out)})"]
+    for name in names:
+        file, *test = name.split("::")
+        path = f"tests/{file}" if file == "ops" else f"tests/{file}.py"
+        arguments.append("::".join([path, *test]))
     run = python(*arguments, backend=backend)
     assert run.returncode == 0, f"on {backend}:\n{run.stdout[-6000:]}\n{run.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layers_pass_their_tests_on_another_backend(backend):
+    passes_on(backend, LAYERS + (ON_JAX if backend == "jax" else []))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", FURTHER)
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_layers_pass_further_tests_on_another_backend(backend, part):
+    passes_on(backend, FURTHER[part].split())
 
 
 # As if TensorFlow were not installed, whatever else is.
@@ -123,19 +145,35 @@ print("learnt with", keras.backend.backend())
 """
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_importing_the_package_imports_no_tensorflow(backend):
-    needs(backend)
+def test_importing_the_package_imports_no_tensorflow():
+    needs("jax")
     code = "import sys, keras_transformer; print('tensorflow' in sys.modules)"
-    run = python("-c", code, backend=backend)
+    run = python("-c", code, backend="jax")
     assert run.stdout.strip() == "False", f"imported or failed:\n{run.stdout}{run.stderr}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_layers_and_models_work_where_tensorflow_is_not_installed(backend):
-    needs(backend)
-    run = python("-c", HIDE_TENSORFLOW + USE_LAYERS_AND_FIT_A_MODEL, backend=backend)
-    assert run.stdout.strip() == f"learnt with {backend}", run.stderr[-3000:]
+# Last, because it is an error.
+COMPILE_WHAT_PYTORCH_CANNOT_TRAIN = """
+inputs = keras.Input((3,))
+config = {"optimizer": "sgd", "loss": "mse", "clip_norm": 1.0, "accumulation_steps": 1}
+kt.Model(inputs, keras.layers.Dense(1)(inputs)).compile_from_config(config)
+"""
+
+
+def test_layers_and_models_work_where_tensorflow_is_not_installed():
+    needs("jax")
+    run = python("-c", HIDE_TENSORFLOW + USE_LAYERS_AND_FIT_A_MODEL, backend="jax")
+    assert run.stdout.strip() == "learnt with jax", run.stderr[-3000:]
+
+
+@pytest.mark.oracle
+def test_they_work_with_pytorch_alone_which_says_what_it_cannot_train():
+    needs("torch")
+    code = USE_LAYERS_AND_FIT_A_MODEL + COMPILE_WHAT_PYTORCH_CANNOT_TRAIN
+    run = python("-c", HIDE_TENSORFLOW + code, backend="torch")
+    assert run.stdout.strip() == "learnt with torch", run.stderr[-3000:]
+    assert "on TensorFlow or JAX. Load it there, or with compile=False" in run.stderr
+    assert "Received: {'clip_norm': 1.0" in run.stderr
 
 
 def test_what_hides_tensorflow_hides_it():
@@ -143,74 +181,56 @@ def test_what_hides_tensorflow_hides_it():
     assert "No module named 'tensorflow'" in run.stderr
 
 
-SAVE_OR_LOAD = """
-import sys
+LOAD_AND_SAVE = """
+import glob, sys
 import keras, numpy as np
 import keras_transformer as kt
 
-folder, does = sys.argv[1:]
+[folder] = sys.argv[1:]
 ids = np.array([[7, 3, 0, 0], [2, 9, 4, 5]])
 labels = np.array([2, 0])
 SIZES = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
-INPUTS = keras.Input((4,), dtype="int32")
 
-def models():
-    vectors = kt.EncoderBlock(num_heads=2, intermediate_dim=7)(kt.TokenEmbedding(11, 6)(INPUTS))
-    own = kt.Model(INPUTS, keras.layers.Dense(3)(kt.SequencePooling()(vectors)))
-    return {"own": own, "ready": kt.classifier(11, 3, **SIZES)}
+for path in sorted(glob.glob(folder + "/*.keras")):
+    model = keras.saving.load_model(path)
+    expected = np.load(path.replace(".keras", ".npy"))
+    np.testing.assert_allclose(model.predict(ids, verbose=0), expected, atol=1e-5)
+    if "own" in path:
+        assert int(model.optimizer.iterations) == 2
+        state = [np.abs(keras.ops.convert_to_numpy(v)).max() for v in model.optimizer.variables]
+        assert len(state) > 6 and sum(map(bool, state)) > 6, path
+        print(model.train_on_batch(ids, labels)[0], path)
 
-if does == "save":
-    for name, model in [*models().items(), *((f"plain {n}", m) for n, m in models().items())]:
-        if "plain" not in name:
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            model.compile(kt.Adam(0.01), loss, metrics=["accuracy"])
-            model.fit(ids, labels, epochs=2, verbose=0)
-        path = f"{folder}/{keras.backend.backend()} {name}"
-        model.save(path + ".keras")
-        np.save(path + ".npy", model.predict(ids, verbose=0))
-else:
-    import glob
-    for path in sorted(glob.glob(folder + "/*.keras")):
-        model = keras.saving.load_model(path)
-        expected = np.load(path.replace(".keras", ".npy"))
-        np.testing.assert_allclose(model.predict(ids, verbose=0), expected, atol=1e-5)
-        if "plain" not in path:
-            assert int(model.optimizer.iterations) == 2
-            state = [np.abs(keras.ops.convert_to_numpy(v)).max() for v in model.optimizer.variables]
-            assert len(state) > 6 and sum(map(bool, state)) > 6, path
-            print(model.train_on_batch(ids, labels)[0], path)
+inputs = keras.Input((4,), dtype="int32")
+vectors = kt.EncoderBlock(num_heads=2, intermediate_dim=7)(kt.TokenEmbedding(11, 6)(inputs))
+own = kt.Model(inputs, keras.layers.Dense(3)(kt.SequencePooling()(vectors)))
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+own.compile(kt.Adam(0.01), loss, metrics=["accuracy"])
+own.fit(ids, labels, epochs=2, verbose=0)
+for name, model in {"own": own, "ready": kt.classifier(11, 3, **SIZES)}.items():
+    path = f"{folder}/{keras.backend.backend()} {name}"
+    model.save(path + ".keras")
+    np.save(path + ".npy", model.predict(ids, verbose=0))
 """
 
 
-ON_TWO = pytest.param(("tensorflow", "torch"), ("torch", "jax"), marks=pytest.mark.oracle)
-ON_ALL = pytest.param(*[("tensorflow", "jax", "torch")] * 2, marks=pytest.mark.soak)
-
-
-@pytest.mark.parametrize(("save", "load"), [ON_TWO, ON_ALL])
-def test_files_of_each_backend_are_loaded_on_others(save, load, tmp_path):
-    for backend in save:
-        run = python("-c", SAVE_OR_LOAD, str(tmp_path), "save", backend=backend)
-        assert run.returncode == 0, run.stderr[-3000:]
-    losses = []
-    for backend in load:
-        run = python("-c", SAVE_OR_LOAD, str(tmp_path), "load", backend=backend)
+@pytest.mark.parametrize(
+    "backends",
+    [
+        pytest.param(("tensorflow", "torch", "jax"), marks=pytest.mark.oracle),
+        pytest.param(("jax", "torch", "tensorflow"), marks=pytest.mark.soak),
+    ],
+    ids=" ".join,
+)
+def test_files_of_each_backend_are_loaded_on_others(backends, tmp_path):
+    """Each loads the files of those before it: a model that trains on, and one to predict with."""
+    losses = {}
+    for count, backend in enumerate(backends):
+        run = python("-c", LOAD_AND_SAVE, str(tmp_path), backend=backend)
         assert run.returncode == 0, f"{backend}: {run.stderr[-3000:]}"
-        losses.append([float(line.split()[0]) for line in run.stdout.splitlines() if "." in line])
-        assert len(losses[-1]) == 2 * len(save)
-    for row in losses[1:]:
-        assert row[::2] == pytest.approx(losses[0][::2], abs=1e-5), "of those without dropout"
-
-
-REFUSES = """
-import keras, keras_transformer as kt
-inputs = keras.Input((3,))
-config = {"optimizer": "sgd", "loss": "mse", "clip_norm": 1.0, "accumulation_steps": 1}
-kt.Model(inputs, keras.layers.Dense(1)(inputs)).compile_from_config(config)
-"""
-
-
-@pytest.mark.oracle
-def test_what_pytorch_cannot_train_is_said():
-    run = python("-c", REFUSES, backend="torch")
-    assert "on TensorFlow or JAX. Load it there, or with compile=False" in run.stderr
-    assert "Received: {'clip_norm': 1.0" in run.stderr
+        lines = [line.split() for line in run.stdout.splitlines() if ".keras" in line]
+        assert len(lines) == count
+        for loss, *path in lines:
+            losses.setdefault(" ".join(path), []).append(float(loss))
+    [several] = [values for values in losses.values() if len(values) > 1]
+    assert several[1] == pytest.approx(several[0], abs=1e-5), "on both that load it"
