@@ -22,6 +22,10 @@ from tests.reference import array, exact, fill, normal
 
 NORMS = pytest.mark.parametrize("normalize_first", [True, False], ids=["pre-norm", "post-norm"])
 POLICIES = pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16", "bfloat16"])
+PAIRS = pytest.mark.parametrize(
+    ("normalize_first", "dtype"),
+    [(True, "float32"), (False, "float32"), (True, "bfloat16"), (False, "mixed_bfloat16")],
+)
 REAL = np.array([[True] * 3 + [False] * 2, [True] * 5])
 SOURCE_REAL = np.array([[True] * 7, [True] * 2 + [False] * 5])
 
@@ -143,8 +147,7 @@ def test_padding_does_not_change_real_positions(normalize_first):
     np.testing.assert_allclose(in_batch[1], array(layer(rows[1:], source[1:, :2]))[0], atol=1e-5)
 
 
-@POLICIES
-@NORMS
+@PAIRS
 def test_a_source_of_nothing_but_padding_adds_nothing(normalize_first, dtype):
     layer = decoder(normalize_first, dtype=dtype)
     for block in layer.blocks:
@@ -166,8 +169,7 @@ def test_a_source_of_nothing_but_padding_adds_nothing(normalize_first, dtype):
     np.testing.assert_array_equal(moved[0], steps[0], err_msg="cached steps see no source")
 
 
-@POLICIES
-@NORMS
+@PAIRS
 def test_cached_steps_equal_one_pass(normalize_first, dtype):
     layer, inputs, source = decoder(normalize_first, dtype=dtype), normal(2, 5, 6), normal(2, 7, 11)
     mask = keras.ops.array(SOURCE_REAL)
@@ -234,11 +236,8 @@ def test_each_dropout_acts_in_training_only(kind):
     ("stack", "options", "dtype"),
     [
         (Encoder, {}, "float32"),
-        (Decoder, {}, "float32"),
         (Decoder, {}, "mixed_bfloat16"),
         (TransformerXL, {}, "float32"),
-        (TransformerXL, {}, "mixed_bfloat16"),
-        (Encoder, {"attention_pattern": {"pattern": "local", "block_size": 2}}, "float32"),
         (Decoder, {"attention_pattern": {"pattern": "strided", "block_size": 2}}, "float32"),
     ],
 )
@@ -258,7 +257,7 @@ def test_training_with_rematerialisation_is_training_without(stack, options, dty
 
 
 def trained(stack, remat, dtype, dropout=0.3, **options):
-    """The weights of a small model after two steps of training, and its random states."""
+    """The weights of a model of one block after two steps of training, and its random states."""
     keras.utils.set_random_seed(7)
     of_blocks = {"activation_dropout": dropout, "attention_dropout": dropout, "remat": remat}
     symbols = [keras.Input((None, 6), name=name) for name in ("inputs", "others")]
@@ -268,11 +267,11 @@ def trained(stack, remat, dtype, dropout=0.3, **options):
         for index, tensor in enumerate(symbols)
     ]
     sizes = {"num_heads": 3, "intermediate_dim": 7, "dropout": dropout}
-    layer = stack(2, **sizes, **of_blocks, **options, dtype=dtype, name="stack")
+    layer = stack(1, **sizes, **of_blocks, **options, dtype=dtype, name="stack")
     if stack is Decoder:
         outputs = layer(*given)
     elif stack is TransformerXL:
-        outputs = layer(given[0], [given[1]] * 2)[0]
+        outputs = layer(given[0], [given[1]])[0]
     else:
         outputs = keras.layers.Add(dtype=dtype, name="add")([layer(given[0]), given[1]])
     model = keras.Model(symbols, outputs)

@@ -46,7 +46,7 @@ def trained(weights=None):
     """
     keras.utils.set_random_seed(3)
     model = translation(
-        VOCABULARY_SIZE, num_layers=2, hidden_dim=8, intermediate_dim=12, num_heads=2, dropout=0.0
+        VOCABULARY_SIZE, num_layers=1, hidden_dim=8, intermediate_dim=12, num_heads=2, dropout=0.0
     )
     if weights is not None:
         model.set_weights(weights)

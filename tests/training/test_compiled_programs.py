@@ -14,10 +14,8 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 
 
-# Translation and documents have all that is asked here.
-SOAKED = ("packed translation", "classification", "pretraining")
-KINDS = [
-    pytest.param(kind, marks=[pytest.mark.soak] * (kind in SOAKED))
+KINDS = [  # translation has all that is asked here
+    pytest.param(kind, marks=[pytest.mark.soak] * (kind != "translation"))
     for kind in compiled_training.KINDS
 ]
 

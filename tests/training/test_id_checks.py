@@ -141,7 +141,7 @@ def test_every_input_has_its_own_limits(way):
 @pytest.mark.slow
 def test_source_and_target_have_their_own_vocabularies():
     model = kt.translation(7, 11, **SIZES)
-    model.compile("sgd", kt.TokenCrossentropy(pad_id=-1))
+    model.compile("sgd", kt.TokenCrossentropy(pad_id=-1), run_eagerly=True)
     good = {"source_ids": GOOD % 7, "target_ids": GOOD}
     for name, count in (("source_ids", 7), ("target_ids", 11)):
         message = rf"{name} must be integers from 0 to {count - 1}\. Received: {count}\."

@@ -77,8 +77,8 @@ def test_a_layout_cuts_every_large_weight(results):
         "query_bias", "key_value_kernel", "key_value_bias", "output_kernel", "widen_kernel",
         "widen_bias", "narrow_kernel",
     }  # fmt: skip
-    # A table; 2 encoder blocks of 6 weights; 2 decoder blocks of these and 5 of cross-attention.
-    assert len(cut) == 1 + 2 * 6 + 2 * (6 + 5)
+    # A table; an encoder block of 6 weights; a decoder block of these and 5 of cross-attention.
+    assert len(cut) == 1 + 6 + (6 + 5)
 
 
 def test_layouts_and_distributions_are_refused_on_tensorflow():
