@@ -214,14 +214,15 @@ def test_weights_that_are_not_trained_have_the_state_and_warnings_of_keras(stack
 
 
 @pytest.mark.soak
-def test_all_weights_that_are_not_trained_have_the_state_and_warnings_of_keras():
-    cases = list(itertools.product(STACKS, POLICIES, [True, False], [7, 0]))
+@pytest.mark.parametrize("stack", STACKS)
+def test_all_weights_that_are_not_trained_have_the_state_and_warnings_of_keras(stack):
+    cases = list(itertools.product(POLICIES, [True, False], [7, 0]))
     # In float16, Keras skips a step without rows, whose mean it takes for an overflow.
-    cases = [case for case in cases if (case[1], case[3]) != ("mixed_float16", 0)]
-    for metrics, clip_norm in ((None, None), (["mae"], 1e9)):
-        for case in cases:
-            assert_trained_as_in_keras(*case, metrics=metrics, clip_norm=clip_norm)
-    assert len(cases) * 2 > 200
+    cases.remove(("mixed_float16", True, 0)), cases.remove(("mixed_float16", False, 0))
+    draw = np.random.default_rng(len(stack))
+    for case in cases:
+        settings = {"metrics": ["mae"], "clip_norm": 1e9} if draw.random() < 0.5 else {}
+        assert_trained_as_in_keras(stack, *case, **settings)
 
 
 class Squares(keras.regularizers.Regularizer):
