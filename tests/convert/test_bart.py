@@ -1,5 +1,6 @@
 """Folders of BART and mBART-50 beside Hugging Face's own models and tokenizers."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.convert import bart
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids, written
 from tests.convert.foreign_tokenizers import MBART, differences, drawn_texts, train_spm
 from tests.reference import array
 from train import convert as command
@@ -139,32 +140,34 @@ def test_logits_are_those_of_hugging_face(folder, converted):
 
 
 RULES = {
-    "greedy": {"num_beams": 1},
     "early": {"early_stopping": True, "length_penalty": 2.0, "no_repeat_ngram_size": 2,
               "min_length": 7},
     "free": {"forced_bos_token_id": None, "forced_eos_token_id": None, "length_penalty": 0.0},
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rules", RULES)
+@pytest.mark.parametrize(
+    ("folder", "rules"), [("bart", "early"), ("bart", "free"), ("mbart", "early")],
+    indirect=["folder"],
+)  # fmt: skip
 def test_translations_are_those_of_hugging_face(folder, rules, tmp_path):
-    import torch
-
     path, model, tokenizer = folder
-    rules = dict(RULES[rules])
-    if not (path / "merges.txt").exists():
-        rules.pop("forced_bos_token_id", None)  # the language, which is always forced
+    rules = RULES[rules]
     shutil.copytree(path, tmp_path, dirs_exist_ok=True)
     settings = json.loads((path / "generation_config.json").read_text()) | rules
     (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     translator = convert.load(tmp_path)
+    expected = generated(model, tokenizer, **rules)
+    assert translator(["", *SHORT]) == ["", *expected]
+    assert len(set(expected)) > 2
+
+
+def generated(model, tokenizer, **rules):
+    import torch
+
     with torch.no_grad():
         answer = model.generate(**tokenizer(SHORT, padding=True, return_tensors="pt"), **rules)
-    expected = tokenizer.batch_decode(answer, skip_special_tokens=True)
-    assert translator(SHORT) == expected
-    assert len(set(expected)) > 2
-    assert translator(["", "a"])[0] == ""
-    assert [each[0].text for each in translator.n_best(SHORT)] == expected
+    return tokenizer.batch_decode(answer, skip_special_tokens=True)
 
 
 @pytest.mark.parametrize(
@@ -175,43 +178,59 @@ def test_what_is_written_is_what_was_read(folder, tmp_path):
 
     path, model, tokenizer = folder
     translator = convert.load(path)
-    written = convert.write(translator, "huggingface", tmp_path / "written")
-    one, other = (load_file(each / "model.safetensors") for each in (path, written))
+    folder = written(translator, "huggingface", tmp_path / "written")
+    one, other = (load_file(each / "model.safetensors") for each in (path, folder))
     assert one.keys() == other.keys()
     for name in one:
         first = 2 if "positions" in name else 0  # of rows that no position has
         np.testing.assert_array_equal(one[name][first:], other[name][first:], err_msg=name)
-    settings = type(model).from_pretrained(written).generation_config.to_diff_dict()
+    settings = type(model).from_pretrained(folder).generation_config.to_diff_dict()
     theirs = model.generation_config.to_diff_dict()
     for name in settings.keys() & theirs.keys() - {"transformers_version"}:
         assert settings[name] == theirs[name], name
     texts = drawn_texts(100, TEXTS)
-    again = type(tokenizer).from_pretrained(written)
+    again = type(tokenizer).from_pretrained(folder)
     assert again(texts)["input_ids"] == tokenizer(texts)["input_ids"]
-    assert convert.load(written)(SHORT) == translator(SHORT)
+    again = convert.load(folder)
+    assert again.settings == translator.settings
+    assert again.tokenizer.tokenize(texts).to_list() == (
+        translator.tokenizer.tokenize(texts).to_list()
+    )
+    for one, other in zip(again.model.weights, translator.model.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
     # A start that training has moved away from the end is a token of its own.
     table = translator.model.target_embedding.embeddings
     table.assign(table + np.eye(table.shape[0])[2][:, None])
-    written = convert.write(translator, "huggingface", tmp_path / "moved")
-    assert convert.load(written)(SHORT) == translator(SHORT)
+    folder = written(translator, "huggingface", tmp_path / "moved")
+    assert convert.load(folder)(SHORT) == translator(SHORT)
 
 
-def test_other_engines_answer_as_ours_and_an_export_is_published(folder, tmp_path):
-    import tensorflow as tf
-
+def test_a_run_answers_as_theirs_and_as_ctranslate2(folder, tmp_path):
     run = tmp_path / "run"
     command.main(["--from", str(folder[0]), "--run", str(run)])
     translator = Translator.load(run, num_beams=1)
     assert translator.settings.max_source_length == POSITIONS
     assert translator.settings.max_target_length == LONGEST - 1
-    expected = translator(SHORT)
-    path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
+    expected = generated(*folder[1:], num_beams=1)
+    assert [each[0].text for each in translator.n_best(SHORT)] == expected
+    path = written(translator, "ctranslate2", tmp_path / "ctranslate2")
     assert by_ctranslate2(path, translator, SHORT) == expected
-    if (folder[0] / "merges.txt").exists():
-        path = translator.export(tmp_path / "served", "texts")
-        served = tf.saved_model.load(path).signatures["serving_default"](tf.constant(SHORT))
-        assert [text.decode() for text in served["translation"].numpy()] == expected
-        convert.write(translator, "onnx", tmp_path / "onnx")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("folder", ["bart"], indirect=True)
+def test_an_export_and_onnx_are_published(folder, tmp_path):
+    import tensorflow as tf
+
+    loaded = convert.load(folder[0])
+    settings = dataclasses.replace(loaded.settings, num_beams=1, num_best=1)
+    translator = Translator(
+        loaded.model, loaded.tokenizer, loaded.target_tokenizer, settings=settings
+    )
+    path = translator.export(tmp_path / "served", "texts")
+    served = tf.saved_model.load(path).signatures["serving_default"](tf.constant(SHORT))
+    assert [text.decode() for text in served["translation"].numpy()] == translator(SHORT)
+    convert.write(translator, "onnx", tmp_path / "onnx")
 
 
 @pytest.mark.parametrize(

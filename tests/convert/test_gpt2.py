@@ -52,7 +52,18 @@ def folder(request, tmp_path_factory):
     return path, model, tokenizer
 
 
-def test_logits_ids_and_greedy_texts_are_those_of_hugging_face(folder):
+FILES = pytest.mark.parametrize("folder", ["files"], indirect=True)
+
+
+def test_texts_have_the_ids_of_their_tokenizer(folder):
+    tokenizer = convert.read(folder[0]).tokenizer
+    texts = [*demo_corpus(1000, seed=5).sources, *TEXTS]
+    ours = [[i - 4 for i in row] for row in tokenizer.tokenize(texts).to_list()]
+    assert ours == folder[2](texts)["input_ids"]
+
+
+@FILES
+def test_logits_and_greedy_texts_are_those_of_hugging_face(folder):
     import torch
 
     path, theirs, tokenizer = folder
@@ -66,10 +77,6 @@ def test_logits_ids_and_greedy_texts_are_those_of_hugging_face(folder):
     )
     np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
 
-    texts = [*demo_corpus(1000, seed=5).sources, *TEXTS]
-    ours = [[i - 4 for i in row] for row in generator.tokenizer.tokenize(texts).to_list()]
-    assert ours == tokenizer(texts)["input_ids"]
-
     for text in demo_corpus(5, seed=7).sources:
         text = text[:12]
         given = torch.tensor([tokenizer(text)["input_ids"]])
@@ -80,6 +87,7 @@ def test_logits_ids_and_greedy_texts_are_those_of_hugging_face(folder):
         assert generator([text], max_tokens=length, temperature=1e-6) == [expected]
 
 
+@FILES
 def test_a_text_ends_where_theirs_does(folder, tmp_path):
     """With an end that is likely, the first token of a continuation may be it."""
     import torch
@@ -109,16 +117,22 @@ def test_a_text_ends_where_theirs_does(folder, tmp_path):
     assert len(lengths) > 1, lengths
 
 
-@pytest.mark.parametrize(
-    "folder", ["files", pytest.param("tokenizer.json", marks=pytest.mark.soak)], indirect=True
-)
-def test_a_run_writes_on_and_is_exported(folder, tmp_path):
+def test_a_run_holds_what_was_read(folder, tmp_path):
     command.main(["--from", str(folder[0]), "--run", str(tmp_path / "run")])
-    generator = Generator.load(tmp_path / "run")
-    texts = ["It is", "the"]
-    assert generator(texts, max_tokens=5) == convert.load(folder[0])(texts, max_tokens=5)
-    if (folder[0] / "merges.txt").exists():
-        assert generator.export(tmp_path / "served", "gpt2").endswith("gpt2/1")
+    generator, read = Generator.load(tmp_path / "run"), convert.load(folder[0])
+    assert generator.settings == read.settings
+    for one, other in zip(generator.model.weights, read.model.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other))
+    texts = [*demo_corpus(30, seed=5).sources, *TEXTS]
+    ids, expected = (each.tokenizer.tokenize(texts).to_list() for each in (generator, read))
+    assert ids == expected
+    assert generator.tokenizer.end_of_text_id == folder[2].eos_token_id
+
+
+@pytest.mark.soak
+@FILES
+def test_a_gpt2_is_exported(folder, tmp_path):
+    assert convert.load(folder[0]).export(tmp_path / "served", "gpt2").endswith("gpt2/1")
 
 
 def test_the_start_that_its_tokenizer_adds_begins_texts(folder, tmp_path):
