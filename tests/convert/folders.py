@@ -1,8 +1,12 @@
 """Small folders of every family, with random weights, made without the other libraries."""
 
+import functools
 import json
+import pathlib
 import shutil
+import tempfile
 
+import keras
 from safetensors.numpy import save_file
 
 import keras_transformer as kt
@@ -197,20 +201,33 @@ def an_opennmt(path):
     shutil.copytree(runs() / "base", path, dirs_exist_ok=True)
 
 
+def copied(make):
+    """What makes a folder, once in a process: each later call copies it."""
+
+    @functools.cache
+    def made():
+        folder = tempfile.TemporaryDirectory()
+        keras.utils.set_random_seed(7)
+        make(pathlib.Path(folder.name))
+        return folder  # until the process ends
+
+    return lambda path: shutil.copytree(made().name, path, dirs_exist_ok=True)
+
+
 # Of each family: what makes a folder, and its files of pieces with the most that its table takes.
 FAMILIES = {
-    "marian": a_marian,
-    "marian of two vocabularies": a_marian_of_two,
-    "m2m100": an_m2m100,
-    "bart": a_bart,
-    "mbart": an_mbart,
-    "t5": a_t5,
-    "gpt2": a_gpt2,
-    "llama": a_llama,
-    "bert": a_bert,
-    "distilbert": a_distilbert,
-    "roberta": a_roberta,
-    "preset of bert": a_bert_preset,
-    "preset of gpt2": a_gpt2_preset,
-    "opennmt": an_opennmt,
+    "marian": copied(a_marian),
+    "marian of two vocabularies": copied(a_marian_of_two),
+    "m2m100": copied(an_m2m100),
+    "bart": copied(a_bart),
+    "mbart": copied(an_mbart),
+    "t5": copied(a_t5),
+    "gpt2": copied(a_gpt2),
+    "llama": copied(a_llama),
+    "bert": copied(a_bert),
+    "distilbert": copied(a_distilbert),
+    "roberta": copied(a_roberta),
+    "preset of bert": copied(a_bert_preset),
+    "preset of gpt2": copied(a_gpt2_preset),
+    "opennmt": copied(an_opennmt),
 }

@@ -9,7 +9,6 @@ from keras_transformer import convert
 from keras_transformer.serving import Answerer, Classifier
 from tests.reference import array
 from train import convert as command
-from train.classification import main as classification
 from train.demo.corpus import demo_corpus
 
 pytestmark = pytest.mark.oracle
@@ -165,23 +164,13 @@ def test_texts_have_the_ids_of_their_tokenizer(kind, tmp_path):
     assert ours == expected
 
 
-def test_a_classifier_is_served_and_a_folder_is_fine_tuned(tmp_path, capsys):
+def test_a_run_of_a_classifier_answers_as_its_folder(tmp_path):
     saved(tmp_path / "theirs", "ForSequenceClassification")
     command.main(["--from", str(tmp_path / "theirs"), "--run", str(tmp_path / "run")])
     classifier = Classifier.load(tmp_path / "run")
     texts = demo_corpus(4).sources
     assert classifier(texts) == convert.load(tmp_path / "theirs")(texts)
     assert classifier.labels == ("bad", "fair", "good")
-    assert classifier.export(tmp_path / "served", "bert").endswith("bert/1")
-
-    saved(tmp_path / "masked", "ForMaskedLM")
-    lines = [f"{text}\t{'long' if len(text) > 30 else 'short'}" for text in demo_corpus(80).sources]
-    (tmp_path / "train.tsv").write_text("\n".join(lines) + "\n")
-    flags = ["--pretrained", str(tmp_path / "masked"), "--tsv", str(tmp_path / "train.tsv")]
-    flags += ["--run", str(tmp_path / "tuned"), "--max-length", "32", "--steps", "4"]
-    classification([*flags, "--warmup-steps", "1", "--tokens-per-batch", "512"])
-    assert set(Classifier.load(tmp_path / "tuned")(texts)) <= {"long", "short"}
-    assert "loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
