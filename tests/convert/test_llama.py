@@ -11,6 +11,7 @@ from keras_transformer import convert
 from keras_transformer.convert import ConversionError, llama
 from keras_transformer.convert.tokenizer_json import SPLITS
 from keras_transformer.serving import Generator, SamplingSettings
+from tests.convert.drawn import written
 from tests.convert.folders import FAMILIES as FOLDERS
 from tests.convert.foreign_tokenizers import LLAMA, train_spm
 from tests.reference import array
@@ -34,6 +35,7 @@ FAMILIES = {
     "Qwen2": ("qwen2", "Qwen2", {"rope_parameters": LINEAR}),
     "Qwen3": ("qwen2", "Qwen3", {"tie_word_embeddings": True}),
 }
+QWEN = ("Qwen2", "Qwen3")
 SIGNS = ("a", "the", "It", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\x85",
          "1", "12345", "٣", "!", "?!", "_", "é", "e\u0301", "日本", "🦜", " \n ", "\x00",
          "<|begin|>", "<|im_start|>", "<tool_call>", "<tool")  # fmt: skip
@@ -201,6 +203,12 @@ def test_logits_and_scores_are_those_of_hugging_face(folder, generator):
         np.testing.assert_allclose(score, [expected], rtol=1e-5)
 
 
+# CTranslate2 goes on as those of Qwen do, below.
+@pytest.mark.parametrize(
+    "folder",
+    ["Llama 2", "Llama 3", "Mistral", *(pytest.param(n, marks=pytest.mark.soak) for n in QWEN)],
+    indirect=True,
+)
 def test_texts_go_on_and_end_as_theirs(folder, generator):
     import torch
 
@@ -221,7 +229,7 @@ def test_texts_go_on_and_end_as_theirs(folder, generator):
     assert [t.lstrip() for t in continued] == [t.lstrip() for t in expected]
     if generator.settings.start_id is not None and generator.settings.end_ids:  # of Llama 3
         assert len(lengths) > 1, "some texts end early"
-    for prompt, text in zip(prompts[:6], expected, strict=False):
+    for prompt, text in zip(prompts[:4], expected, strict=False):
         streamed = generator.stream(prompt, NEW, temperature=1e-6)
         assert "".join(streamed).lstrip() == text.lstrip()
 
@@ -261,7 +269,7 @@ def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
         (tmp_path / name).write_text(json.dumps(content | {"eos_token_id": 400}))
     generator = convert.load(tmp_path)
     assert generator.tokenizer.end_of_text_id == 400
-    convert.write(generator, "huggingface", tmp_path / "written")
+    written(generator, "huggingface", tmp_path / "written")
     assert json.loads((tmp_path / "written/config.json").read_text())["eos_token_id"] == 400
 
 
@@ -283,9 +291,12 @@ def test_a_space_before_texts_is_that_of_the_model(folder, tmp_path, caplog):
 
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
 def test_padding_may_be_the_start(folder, generator, tmp_path):
-    again = convert.load(changed(folder[0], tmp_path, pad_token="<s>"))
-    assert again.settings.start_id == generator.settings.start_id is not None
-    assert again(["It is"], NEW, temperature=1e-6) == generator(["It is"], NEW, temperature=1e-6)
+    again, texts = convert.load(changed(folder[0], tmp_path, pad_token="<s>")), ["It is", ""]
+    assert again.settings == generator.settings and again.settings.start_id is not None
+    for one, other in zip(again.model.weights, generator.model.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other))
+    ids, expected = (each.tokenizer.tokenize(texts).to_list() for each in (again, generator))
+    assert ids == expected
 
 
 def test_added_tokens_that_are_no_piece_of_a_text_are_named(tmp_path, caplog):
@@ -314,16 +325,21 @@ OTHERS = [pytest.param(n, marks=pytest.mark.soak) for n in ("Mistral", "Qwen2")]
 
 
 @pytest.mark.parametrize("folder", ["Llama 3", *OTHERS], indirect=True)
-def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
+def test_a_run_writes_on_and_is_exported_and_written_back(folder, generator, tmp_path, monkeypatch):
+    import tensorflow as tf
     import transformers
 
-    run = tmp_path / "run"
+    run, prompts = tmp_path / "run", ["It is", ""]
     command.main(["--from", str(folder[0]), "--run", str(run)])
     again = Generator.load(run)
-    prompts = ["It is", "the"]
-    expected = generator(prompts, max_tokens=NEW)
     assert again.settings == generator.settings
-    assert again(prompts, max_tokens=NEW) == expected
+    expected = [text for prompt in prompts for text in generator([prompt])]
+    # That an export is checked is shown in tests/serving.
+    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+    path = again.export(tmp_path / "served", "llama")
+    signature = tf.saved_model.load(path).signatures["serving_default"]
+    texts = [text.decode() for text in signature(tf.constant(prompts))["continuation"].numpy()]
+    assert texts == expected, "each with seed 0"
     convert.write(again, "huggingface", tmp_path / "written")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
     assert type(model) is type(folder[1])
@@ -331,10 +347,12 @@ def test_a_run_writes_on_and_is_written_back(folder, generator, tmp_path):
     np.testing.assert_allclose(their_logits(model, ids), their_logits(folder[1], ids), atol=1e-6)
     back = convert.load(tmp_path / "written")
     assert back.settings == generator.settings
-    assert back(prompts, max_tokens=NEW) == expected
+    for one, other in zip(back.model.weights, generator.model.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "written")
     texts = demo_corpus(20, seed=5).sources
     assert tokenizer(texts)["input_ids"] == folder[2](texts)["input_ids"]
+    assert back.tokenizer.tokenize(texts).to_list() == generator.tokenizer.tokenize(texts).to_list()
 
 
 @pytest.mark.parametrize("folder", FAMILIES, indirect=True)
@@ -348,7 +366,7 @@ def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, req
         with pytest.raises(convert.ConversionError, match=reasons[name]):
             convert.write(generator, "ctranslate2", tmp_path / "written")
         return
-    path = convert.write(generator, "ctranslate2", tmp_path / "written")
+    path = written(generator, "ctranslate2", tmp_path / "written")
     engine = ctranslate2.Generator(str(path), device="cpu")
     tokenizer, start = generator.tokenizer, generator.settings.start_id
     texts = [text[:14] for text in demo_corpus(8, seed=3).sources]
@@ -359,20 +377,13 @@ def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, req
         end_token=tokenizer.pieces([tokenizer.end_of_text_id + 4, *generator.settings.end_ids]),
     )  # fmt: skip
     ids = tf.ragged.constant([result.sequences_ids[0] for result in found], tf.int32) + 4
-    written = [text.decode() for text in tokenizer.detokenize(ids).numpy()]
+    theirs = [text.decode() for text in tokenizer.detokenize(ids).numpy()]
     ours = generator(texts, max_tokens=NEW, temperature=1e-6)
-    assert [text.lstrip() for text in written] == [text.lstrip() for text in ours]
+    assert [text.lstrip() for text in theirs] == [text.lstrip() for text in ours]
 
 
 @pytest.mark.parametrize("folder", ["Llama 3"], indirect=True)
-def test_the_served_model_and_lora_work(folder, generator, tmp_path):
-    import tensorflow as tf
-
-    path = generator.export(tmp_path / "served", "llama")
-    signature = tf.saved_model.load(path).signatures["serving_default"]
-    prompts = ["It is", ""]
-    texts = [text.decode() for text in signature(tf.constant(prompts))["continuation"].numpy()]
-    assert texts == [generator([prompt])[0] for prompt in prompts], "each with seed 0"
+def test_lora_lowers_the_loss(folder):
     model = kt.add_lora(convert.read(folder[0]).model, rank=4)
     model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(0.0))
     ids = np.random.default_rng(3).integers(0, 300, (8, 17)).astype("int32")
@@ -444,7 +455,7 @@ def test_a_model_of_ours_with_scaled_vectors_is_written(tmp_path):
     tokenizer = kt.tokenizers.train_byte_pairs(demo_corpus(300).sources, 300)
     model = kt.language_model(300, num_layers=1, hidden_dim=16, num_heads=2, blocks="llama")
     generator = Generator(model, tokenizer, SamplingSettings(32, 9))
-    convert.write(generator, "huggingface", tmp_path / "written")
+    written(generator, "huggingface", tmp_path / "written")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
     ids = np.random.default_rng(3).integers(0, 300, (2, 9))
     np.testing.assert_allclose(
