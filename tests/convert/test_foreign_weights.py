@@ -142,15 +142,17 @@ def test_weights_in_any_dtype_of_floating_point_are_read(gpt2, dtype):
     np.testing.assert_array_equal(after, before.astype(kept).astype("float32"))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
-def test_numbers_that_are_not_finite_in_float32_are_refused_by_name(family, bad):
+def test_numbers_that_are_not_finite_in_float32_are_refused_by_name(family):
+    """In each family two of the four, so that each is in several."""
     name, path = family
-    before = (path / FILE).read_bytes()
-    draw = np.random.default_rng(int(abs(bad) > 1))
-    names = sorted(load_file(path / FILE))
-    for name in draw.choice(names, 2, replace=False):
+    before, names = (path / FILE).read_bytes(), sorted(load_file(path / FILE))
+    first, second = (np.random.default_rng(i).choice(names, 2, replace=False) for i in range(2))
+    cases = [(first[0], np.nan), (second[0], 1e300)]
+    if [*SIZES].index(name) % 2:
+        cases = [(second[0], np.inf), (second[1], -np.inf)]
+    for name, bad in cases:
 
-        def spoil(arrays, name=name):
+        def spoil(arrays, name=name, bad=bad):
             arrays[name] = arrays[name].astype("float64")
             arrays[name].flat[-1] = bad
 
