@@ -14,7 +14,7 @@ from keras_transformer.convert import ConversionError
 from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
 from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids, written
 from tests.reference import array
 from train import convert as command
 
@@ -148,7 +148,7 @@ def test_texts_have_the_ids_of_their_tokenizer(folder, converted):
 @pytest.mark.parametrize(
     "folder", ["m2m100", pytest.param("nllb", marks=pytest.mark.soak)], indirect=True
 )
-def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_path):
+def test_a_run_translates_as_theirs_does_and_as_ctranslate2(folder, converted, tmp_path):
     import torch
 
     run = tmp_path / "run"
@@ -158,34 +158,44 @@ def test_a_run_translates_as_theirs_does_and_is_exported(folder, converted, tmp_
     with torch.no_grad():
         expected = folder[1].generate(**folder[2](texts, padding=True, return_tensors="pt"))
     expected = decoded(folder[2], expected)
-    assert translator(texts) == expected
-    assert translator([""]) == [""]
+    assert translator([*texts, ""]) == [*expected, ""]
     assert len(set(expected)) > 6
     if "M2M100" in type(folder[2]).__name__:
-        assert translator.export(tmp_path / "served", "many").endswith("many/1")
-        path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
+        path = written(translator, "ctranslate2", tmp_path / "ctranslate2")
         greedy = Translator.load(run, num_beams=1)
         assert by_ctranslate2(path, greedy, texts) == greedy(texts)
-    # One best translation is the first of several, also at the limit by the length of its source.
-    ours = Translator.load(run, num_beams=2)
-    long = dataclasses.replace(ours.settings, scoring="gnmt", length_penalty=9.0)
-    ours = Translator(ours.model, ours.tokenizer, ours.target_tokenizer, long)
-    short = [text[:3] for text in texts]
-    answer, several = ours.answer(short), ours.n_best(short)
-    assert [best.text for best, _ in several] == [text.decode() for text in answer["translation"]]
-    assert [best.num_tokens for best, _ in several] == answer["length"].tolist()
-    assert 9 < max(answer["length"]) < long.max_target_length
-    # Another pair of languages is other ids, and other translations.
+    # Another pair of languages is other ids.
     languages = [*converted.tokenizer.languages][:2]
     other = Translator.load(run, source_language=languages[0], target_language=languages[1])
     assert other.tokenizer.tokenize([""]).to_list() == [
         [converted.tokenizer.languages[languages[0]]]
     ]
-    assert other(texts) != expected
+    assert other.target_tokenizer.language == languages[1] != translator.target_tokenizer.language
     with pytest.raises(ValueError, match=r"target_language must be one of .*Received: xx\."):
         Translator.load(run, target_language="xx")
     with pytest.raises(ValueError, match="A multilingual tokenizer needs a language"):
         Translator(translator.model, converted.tokenizer)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
+def test_the_best_translation_is_the_first_of_several_and_languages_are_others(folder, tmp_path):
+    """Also at the limit by the length of its source."""
+    texts = [pair[0] for pair in PAIRS() if len(pair[0]) < 20][:12]
+    ours = convert.load(folder[0])
+    long = dataclasses.replace(
+        ours.settings, num_beams=2, num_best=2, scoring="gnmt", length_penalty=9.0
+    )
+    long = Translator(ours.model, ours.tokenizer, ours.target_tokenizer, long)
+    short = [text[:3] for text in texts]
+    answer, several = long.answer(short), long.n_best(short)
+    assert [best.text for best, _ in several] == [text.decode() for text in answer["translation"]]
+    assert [best.num_tokens for best, _ in several] == answer["length"].tolist()
+    assert 9 < max(answer["length"]) < long.settings.max_target_length
+    source, target = [*ours.tokenizer.languages][:2]
+    other = convert.load(folder[0], source_language=source, target_language=target)
+    assert other(texts) != ours(texts)
+    assert ours.export(tmp_path / "served", "many").endswith("many/1")
 
 
 @pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
@@ -193,12 +203,13 @@ def test_training_goes_on(folder):
     import keras_transformer as kt
 
     translator = convert.load(folder[0])
-    sources, targets = zip(*PAIRS()[:64], strict=True)
+    sources, targets = zip(*PAIRS()[:16], strict=True)
     tokens = [
         kt.data.tokenize(sources, translator.tokenizer),
         kt.data.tokenize(targets, translator.target_tokenizer),
     ]
     batches = kt.data.TokenBatches(*tokens, tokens_per_batch=1024, max_length=64)
+    assert batches.steps_per_epoch == 1  # of one shape, for one program
     model = translator.model
     model.compile(kt.Adam(3e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
     losses = model.fit(batches.epoch(), epochs=4, verbose=0).history["loss"]
@@ -311,7 +322,7 @@ def test_logits_are_those_of_hugging_face(folder, converted):
 @pytest.mark.parametrize("folder", ["m2m100"], indirect=True)
 @pytest.mark.parametrize(
     ("num_beams", "penalty", "early"),
-    [(1, 1.0, False), (4, 1.0, False), (4, 0.0, False), (4, 1.0, True)],
+    [(1, 1.0, False), (4, 1.0, True)],
 )
 def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty, early):
     import torch
@@ -339,7 +350,7 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty,
     lengths = found.lengths.numpy().ravel()
     print(f"{equal} of {rows} rows equal; lengths {lengths.tolist()}")
     assert equal == rows
-    assert len(set(lengths.tolist())) > 1 or (num_beams, penalty) == (4, 1.0)
+    assert len(set(lengths.tolist())) > 1 or early
     if num_beams > 1:
         scores = answer.sequences_scores.numpy()
         difference = np.abs(found.scores.numpy()[:, 0] - scores).max()
