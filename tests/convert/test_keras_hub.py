@@ -25,7 +25,7 @@ keras_hub = pytest.importorskip("keras_hub")
 pytestmark = pytest.mark.oracle
 CORPUS = demo_corpus(300)
 SIZES = {
-    "num_layers": 3, "num_heads": 5, "hidden_dim": 30, "intermediate_dim": 33,
+    "num_layers": 2, "num_heads": 5, "hidden_dim": 30, "intermediate_dim": 33,
     "max_sequence_length": 31,
 }  # fmt: skip
 TEXTS = [*demo_corpus(200, seed=5).sources, "naïve Café!", "日本 is 12,50 €", "x = f(y)  ;", ""]
@@ -185,6 +185,7 @@ def test_their_bert_is_ours(tmp_path):
     compare(found["pooled_output"], expected["pooled"])
 
 
+@pytest.mark.usefixtures("checked_here")
 def test_their_gpt2_is_ours(tmp_path):
     cutter = train_byte_pairs(CORPUS.sources, 400)
     model = noisy(kt.gpt2(vocabulary_size=400, max_sequence_length=31, num_layers=2, hidden_dim=30,

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer import convert
 from keras_transformer.convert import (
     ConversionError,
     assign,
@@ -22,6 +21,7 @@ from tests.reference import array, fill
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.usefixtures("checked_here"),
     # Peft asks transformers in words that are about to go.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The output is not checked"),
@@ -168,11 +168,8 @@ def exchanged(case, config, folder):
 
 @oracle
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.soak)])
-def test_drawn_lora_has_the_logits_of_peft_both_ways(case, seed, tmp_path, monkeypatch):
+def test_drawn_lora_has_the_logits_of_peft_both_ways(case, seed, tmp_path):
     import peft
-
-    if seed:  # the check in a process of its own takes the most time
-        monkeypatch.setattr(convert.peft, "check", lambda *args: None)
 
     _, modules, theirs, ours, ids = case
     random = np.random.default_rng(seed)
