@@ -22,6 +22,7 @@ T5 = {"position_bias": {"type": "t5"}, "normalization": "rms", "use_bias": False
 TEXTS = [text[:9].strip() for text in demo_corpus(16, seed=3).sources]
 
 
+@pytest.mark.usefixtures("checked_here")
 @pytest.mark.parametrize(
     ("num_beams", "options"),
     [
@@ -83,6 +84,7 @@ def test_gpt2_goes_on_as_ours(tmp_path):
         assert ours([text[:12]], temperature=1e-6) == [written]
 
 
+@pytest.mark.usefixtures("checked_here")
 @pytest.mark.parametrize(
     "head",
     [
