@@ -38,3 +38,10 @@ def checked_here(monkeypatch):
     """Whether another library answers as we do is asked in this process."""
     monkeypatch.setattr(writing, "check", check_here)
     monkeypatch.setattr(convert.peft, "check", check_here)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """No other library is asked, nor imported."""
+    monkeypatch.setattr(writing, "check", lambda *args: None)
+    monkeypatch.setattr(convert.peft, "check", lambda *args: None)

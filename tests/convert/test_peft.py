@@ -1,6 +1,7 @@
 """LoRA in PEFT's files: theirs read by us, ours read by them."""
 
 import copy
+import functools
 import json
 import types
 
@@ -39,7 +40,7 @@ def tuned_by_hand(model, *args, **kwargs):
     return tuned
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_written_is_read(tmp_path):
     model = fill(kt.gpt2(max_sequence_length=9, **TINY))
     tuned = tuned_by_hand(model, 2, alpha=5, targets=TARGETS)
@@ -53,7 +54,7 @@ def changed(folder, **settings):
     file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked")
 def test_mistakes_are_told(tmp_path):
     model = fill(kt.gpt2(max_sequence_length=9, **TINY))
     with pytest.raises(ConversionError, match="must have LoRA, from add_lora"):
@@ -148,6 +149,7 @@ def test_peft_s_lora_is_read(theirs, ours, tmp_path, modules, rslora):
 
 @of_peft
 @pytest.mark.oracle
+@pytest.mark.usefixtures("checked_here")
 def test_peft_reads_ours(theirs, ours, tmp_path):
     import peft
 
@@ -188,6 +190,7 @@ def their_marian():
 
 @of_peft
 @pytest.mark.oracle
+@pytest.mark.usefixtures("checked_here")
 def test_peft_and_ours_merge_into_the_same_marian(their_marian, tmp_path):
     """Layers that theirs cut and ours keep side by side; both ways."""
     import peft
@@ -222,6 +225,7 @@ def test_peft_and_ours_merge_into_the_same_marian(their_marian, tmp_path):
 
 @of_peft
 @pytest.mark.oracle
+@pytest.mark.usefixtures("checked_here")
 @pytest.mark.parametrize("heads", [True, False])
 def test_peft_s_bert_and_its_head_go_in_and_out(tmp_path, heads):
     peft, torch = pytest.importorskip("peft"), pytest.importorskip("torch")
@@ -298,9 +302,15 @@ VALUES = {
 @pytest.mark.oracle
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_changed_setting_of_peft_changes_both_or_is_named(theirs, ours, tmp_path, caplog):
+def test_a_changed_setting_of_peft_changes_both_or_is_named(
+    theirs, ours, tmp_path, monkeypatch, caplog
+):
     import peft
     import torch
+
+    # Most of the time is that of building a model, whose LoRA each folder fills.
+    built = functools.cache(lambda *settings: kt.add_lora(ours, *settings))
+    monkeypatch.setattr(convert.peft, "add_lora", lambda _, *settings: built(*settings))
 
     config = peft.LoraConfig(
         r=2, lora_alpha=5, target_modules=["c_attn", "c_fc"], fan_in_fan_out=True,

@@ -20,13 +20,16 @@ from keras_transformer.convert.tables import VocabularyPermutation
 from tests.reference import array, fill
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("checked_here"),
     # Peft asks transformers in words that are about to go.
     pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The output is not checked"),
 ]
-oracle = pytest.mark.oracle
+
+
+def oracle(test):
+    return pytest.mark.oracle(pytest.mark.usefixtures("checked_here")(test))
+
+
 SIZE = 13
 LLAMA = {"num_layers": 2, "hidden_dim": 12, "num_heads": 6, "key_dim": 4, "intermediate_dim": 10}
 LLAMA_MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -208,6 +211,7 @@ def test_a_projection_that_is_tuned_whole_beside_lora_is_refused(case, tmp_path)
         read_peft(ours, tmp_path, family)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_what_a_family_cannot_hold_is_one_line(tmp_path):
     tied = fill(kt.language_model(SIZE, blocks="llama", scale_embedding=False, **LLAMA))
     lora = write_peft(kt.add_lora(tied, 2), tmp_path / "lora", "llama")
@@ -237,6 +241,7 @@ def test_what_a_family_cannot_hold_is_one_line(tmp_path):
         read_peft(tied, lora, "gpt2")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_tied_table_that_peft_tunes_alone_is_refused(tmp_path):
     from safetensors.numpy import load_file, save_file
 
