@@ -114,12 +114,18 @@ def test_a_run_is_made_translates_and_trains_on(tmp_path):
     })  # fmt: skip
     command.main(["--from", str(folder), "--run", str(tmp_path / "mine")])
     translator = Translator.load(tmp_path / "mine")
-    texts = ["a dog runs", "two men talk", ""]
-    assert translator(texts) == convert.load(runs() / "post_norm" / "avg")(texts)
-    converted, *_ = run("post_norm")
-    assert (converted.settings.num_beams, converted.settings.length_penalty) == (4, 0.6)
+    converted, recorded, *_ = run("post_norm")
+    texts = recorded["texts"].tolist()
+    assert any(translator(texts))
+    for one, other in zip(translator.model.weights, converted.model.weights, strict=True):
+        np.testing.assert_array_equal(array(one), array(other), err_msg=one.path)
+    for name in ("tokenizer", "target_tokenizer"):
+        one, other = (getattr(model, name) for model in (translator, converted))
+        assert one.tokenize(texts).to_list() == other.tokenize(texts).to_list()
+    for settings in (translator.settings, converted.settings):
+        assert (settings.num_beams, settings.length_penalty) == (4, 0.6)
     model = translator.model
-    model.compile(kt.Adam(1e-2), kt.TokenCrossentropy(), clip_norm=1.0)
+    model.compile(kt.Adam(1e-2), kt.TokenCrossentropy(), clip_norm=1.0, run_eagerly=True)
     ids = np.random.default_rng(0).integers(4, 40, (8, 7)).astype("int32")
     inputs = {"source_ids": ids, "target_ids": ids}
     losses = model.fit(inputs, ids, epochs=4, verbose=0).history["loss"]
