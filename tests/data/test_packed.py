@@ -120,7 +120,7 @@ def assert_same(results):
     [{}, pytest.param({"remat": True, "normalize_first": False}, marks=pytest.mark.slow)],
 )
 def test_packed_pairs_have_the_loss_and_gradients_of_pairs_alone(pairs, arguments):
-    some = [side[:9] for side in pairs]
+    some = [side[:6] for side in pairs]
     packed = TokenBatches(*some, 61 * 3, max_length=61, shapes=PackedRows()).epoch()
     alone = [
         TokenBatches([source], [target], 61, 61).epoch()
@@ -137,7 +137,7 @@ def test_packed_pairs_have_the_loss_and_gradients_of_pairs_alone(pairs, argument
 
 @pytest.mark.parametrize("learned", [None, pytest.param(29, marks=pytest.mark.slow)])
 def test_packed_documents_have_the_loss_and_gradients_of_documents_alone(documents, learned):
-    few = [document[:22] for document in documents[:7]]
+    few = [document[:22] for document in documents[:5]]
     packed = PackedDocuments(few, length=29, batch_size=4)
     alone = [PackedDocuments([document], 29, 1) for document in few]
     keras.utils.set_random_seed(SEED)
@@ -162,17 +162,16 @@ def test_a_packed_model_gives_a_pair_alone_the_same_logits_and_reloads(pairs, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", [False, True])
-def test_training_on_packed_pairs_gives_the_weights_of_pairs_alone(pairs, compiled):
+def test_compiled_training_on_packed_pairs_gives_the_weights_of_pairs_alone(pairs):
     some = [side[:40] for side in pairs]
-    sizes = {**SIZES, "num_layers": 1} if compiled else SIZES
+    sizes = {**SIZES, "num_layers": 1}
     results = []
     for packed in (False, True):
         keras.utils.set_random_seed(SEED)  # of equal weights
         model = kt.translation(VOCABULARY, **sizes, packed=packed)
         loss = TokenCrossentropy(0.1)
         metrics = [TokenAccuracy(), Perplexity()]
-        how = {"jit_compile": compiled and packed, "clip_norm": 1.0}
+        how = {"jit_compile": packed, "clip_norm": 1.0}
         model.compile(keras.optimizers.SGD(0.1), loss, metrics=metrics, **how)
         batches = TokenBatches(*some, 5000, 61, shapes=PackedRows() if packed else None)
         assert batches.steps_per_epoch == 1
