@@ -270,7 +270,7 @@ def names_it(message, file):
     [
         *((name, 5) for name in ("bert", "opennmt", "word pieces alone")),
         *(pytest.param(name, 6, marks=pytest.mark.slow) for name in FORMATS),
-        *(pytest.param(name, 30, marks=pytest.mark.soak) for name in FORMATS),
+        *(pytest.param(name, 70, marks=pytest.mark.soak) for name in FORMATS),
     ],
 )
 def test_a_single_fault_is_named(name, count, tmp_path, monkeypatch, caplog):

@@ -1,4 +1,4 @@
-"""Reads forged folders in a process of its own: python -m tests.forged.worker READER FOLDER."""
+"""Reads forged folders in a process of its own, each named by a line: its reader, tab, path."""
 
 import logging
 import sys
@@ -9,12 +9,12 @@ from tests.forged.readers import READERS, attempt
 
 def main():
     logging.disable(logging.WARNING)
-    reader, answers = READERS[sys.argv[1]], sys.stdout
-    sys.stdout = sys.stderr
+    answers, sys.stdout = sys.stdout, sys.stderr
     print("ready", file=answers, flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        name, _, path = line.rstrip("\n").partition("\t")
         print(
-            attempt(reader, sys.argv[2])
+            attempt(READERS[name], path)
             .encode("ascii", "replace")
             .decode()[:2000]
             .replace("\n", " "),
