@@ -121,7 +121,7 @@ def test_a_forged_file_does_not_end_a_process_that_reads_it_with_foreign_code(
 @pytest.mark.soak
 @pytest.mark.parametrize("name", READERS)
 def test_thousands_of_forged_files_are_read_or_refused_in_one_line(name, tmp_path, worker):
-    count = 40 if name in MODELS else 1000
+    count = 100 if name in MODELS else 2000
     outcomes, wrong = check(name, tmp_path, count, worker)
     print(name, dict(outcomes))
     assert not wrong and outcomes["refused"] > outcomes.total() // 20, wrong
