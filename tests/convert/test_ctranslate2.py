@@ -128,14 +128,14 @@ def search_of_the_guide():
 def test_a_trained_model_translates_by_both_engines_alike(tmp_path, monkeypatch):
     pytest.importorskip("ctranslate2")
     keras.utils.set_random_seed(1)
-    train, valid = demo_corpus(3000), demo_corpus(150, seed=9)
+    train, valid = demo_corpus(3000), demo_corpus(80, seed=9)
     tokenizer = kt.tokenizers.train_sentencepiece([*train.sources, *train.targets], 400)
     sides = (tokenize(side, tokenizer) for side in train)
     batches = TokenBatches(*sides, 2048, 64, 1)
     sizes = {"hidden_dim": 64, "intermediate_dim": 128, "num_heads": 4}
     model = kt.translation(400, size="tiny", num_layers=1, **sizes)
     model.compile(kt.Adam(2e-3), kt.TokenCrossentropy(0.1), clip_norm=1.0)
-    model.fit(batches.dataset(0), steps_per_epoch=300, epochs=1, verbose=0)
+    model.fit(batches.dataset(0), steps_per_epoch=250, epochs=1, verbose=0)
     texts = list(valid.sources)
     ours = Translator(model, tokenizer)
     convert.write(ours, "ctranslate2", tmp_path / "converted" / "mine")
