@@ -1,4 +1,6 @@
-"""One tiny model with random weights, and its export, shared by all tests of serving."""
+"""Tiny models with random weights, and their exports, shared by all tests of serving."""
+
+import functools
 
 import keras
 import pytest
@@ -48,11 +50,6 @@ def translator(model, tokenizer):
 
 
 @pytest.fixture(scope="session")
-def exported(translator, tmp_path_factory):
-    return translator.export(tmp_path_factory.mktemp("saved_models"), "tiny", SENTENCES[:2])
-
-
-@pytest.fixture(scope="session")
 def half_translator(model, tokenizer):
     return Translator(with_dtype(model, "bfloat16"), tokenizer, settings=SETTINGS)
 
@@ -92,3 +89,33 @@ SMALL_MODULES = {
     "generator-characters": lambda: small_generator(SymbolTokenizer("abc dog")),
     "generator-byte-pairs": lambda: small_generator(train_byte_pairs(SENTENCES, 270)),
 }
+
+
+@functools.cache
+def small_module(kind):
+    """One of `SMALL_MODULES`, of the same weights in every process."""
+    keras.utils.set_random_seed(3)
+    return SMALL_MODULES[kind]()
+
+
+@pytest.fixture(scope="session")
+def exported(request, made_once):
+    """`exported(kind)` is a served module and the path of its export, checked once for both.
+
+    The kind is that of a small module, or "tiny" for the one of the fixture `translator`.
+    """
+
+    def export(kind):
+        is_tiny = kind == "tiny"
+        module = request.getfixturevalue("translator") if is_tiny else small_module(kind)
+        folder = made_once(
+            f"export of {kind}", lambda folder: module.export(folder, kind, SENTENCES[:2])
+        )
+        return module, str(folder / kind / "1")
+
+    return export
+
+
+@pytest.fixture(scope="session")
+def exported_translator(exported):
+    return exported("tiny")[1]

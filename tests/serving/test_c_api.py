@@ -10,9 +10,9 @@ from keras_transformer.serving.publishing import c_api
 pytestmark = pytest.mark.slow
 
 
-def test_signatures_are_read_as_tensorflow_reads_them(exported):
+def test_signatures_are_read_as_tensorflow_reads_them(exported_translator):
     saved_model = saved_model_pb2.SavedModel()
-    with open(f"{exported}/saved_model.pb", "rb") as file:
+    with open(f"{exported_translator}/saved_model.pb", "rb") as file:
         saved_model.ParseFromString(file.read())
     (meta_graph,) = saved_model.meta_graphs
     ours = c_api.read_signatures(meta_graph.SerializeToString())
@@ -30,8 +30,8 @@ def test_signatures_are_read_as_tensorflow_reads_them(exported):
             }
 
 
-def test_a_copied_model_answers_many_requests_in_one_process(exported, tmp_path):
-    copy = shutil.copytree(exported, tmp_path / "elsewhere")
+def test_a_copied_model_answers_many_requests_in_one_process(exported_translator, tmp_path):
+    copy = shutil.copytree(exported_translator, tmp_path / "elsewhere")
     answers = c_api.ask(
         copy,
         [
@@ -76,40 +76,41 @@ def test_a_copied_model_answers_many_requests_in_one_process(exported, tmp_path)
         assert message in answer["error"]
 
 
-def test_the_command_answers_a_text(exported):
-    command, environment = c_api.bare_command(exported, "--text", "a dog", "--text", "")
+def test_the_command_answers_a_text(exported_translator):
+    command, environment = c_api.bare_command(exported_translator, "--text", "a dog", "--text", "")
     done = subprocess.run(command, env=environment, capture_output=True, check=True)
     assert json.loads(done.stdout)["outputs"]["translation"][1] == ""
 
 
-def test_without_the_text_operations_the_model_cannot_be_loaded(exported, monkeypatch):
+def test_without_the_text_operations_the_model_cannot_be_loaded(exported_translator, monkeypatch):
     folder, libraries = c_api.find_libraries()
     assert any("sentencepiece" in library for library in libraries)
     monkeypatch.setattr(c_api, "find_libraries", lambda packages: (folder, []))
     with pytest.raises(RuntimeError, match=r"^Exit code 1: Op type not registered 'Sentencepiece"):
-        c_api.ask(exported, [])
+        c_api.ask(exported_translator, [])
 
 
 def test_a_library_that_cannot_be_loaded_matters_only_where_it_is_needed(
     exported, monkeypatch, tmp_path
 ):
+    _, path = exported("classifier")
     folder, libraries = c_api.find_libraries()
     broken = tmp_path / "_broken.so"
     broken.write_bytes(b"no library")
     monkeypatch.setattr(
         c_api, "find_libraries", lambda packages: (folder, [str(broken), *libraries])
     )
-    assert "outputs" in c_api.ask(exported, [{"inputs": {"text": ["a dog"]}}])[0]
+    assert "outputs" in c_api.ask(path, [{"inputs": {"text": ["a dog"]}}])[0]
     monkeypatch.setattr(c_api, "find_libraries", lambda packages: (folder, [str(broken)]))
     with pytest.raises(RuntimeError, match=r"(?s)not registered 'Sentence.*_broken.so: file too"):
-        c_api.ask(exported, [])
+        c_api.ask(path, [])
 
 
-def test_a_missing_model_and_a_slow_one_are_one_clear_line(tmp_path, exported):
+def test_a_missing_model_and_a_slow_one_are_one_clear_line(tmp_path, exported_translator):
     with pytest.raises(RuntimeError, match=r"^Exit code 1: Could not find SavedModel"):
         c_api.ask(tmp_path, [])
     with pytest.raises(RuntimeError, match=r"within 0.01 seconds"):
-        c_api.ask(exported, [], timeout=0.01)
+        c_api.ask(exported_translator, [], timeout=0.01)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import tensorflow as tf
 from keras_transformer.models.encoder_only import classifier
 from keras_transformer.serving import Classifier, Regressor
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.tokenizers import WordPieceTokenizer, train_sentencepiece
+from keras_transformer.tokenizers import train_sentencepiece
 from tests.reference import array, fill
 
 TEXTS = ["the cat is good", "a bad dog", "bad bad bad"]
@@ -33,7 +33,8 @@ def ask(module, signature="serving_default", **inputs):
 
 
 def test_labels_and_probabilities_are_those_of_the_model(model, tokenizer):
-    answer = ask(module_of(model, tokenizer), text=TEXTS)
+    module = module_of(model, tokenizer)
+    answer = ask(module, text=TEXTS)
     for row, text in enumerate(TEXTS):
         [ids] = tokenizer.tokenize([text]).to_list()
         read = ids if len(ids) <= 7 else ids[:1] + ids[-6:]
@@ -43,9 +44,7 @@ def test_labels_and_probabilities_are_those_of_the_model(model, tokenizer):
         assert answer["label"][row].decode() == LABELS[logits.argmax()]
         assert [name.decode() for name in answer["labels"][row]] == LABELS
         assert answer["truncated"][row] == (read != ids)
-        whole = ask(
-            module_of(model, tokenizer), "logits", token_ids=[ids + [0]], length=[len(ids)]
-        )["logits"]
+        whole = ask(module, "logits", token_ids=[ids + [0]], length=[len(ids)])["logits"]
         np.testing.assert_allclose(whole[0], logits, atol=1e-5, err_msg="ids cut like texts")
 
 
@@ -69,27 +68,14 @@ def test_ids_beyond_the_length_or_the_vocabulary_do_no_harm(model, tokenizer):
 
 
 @pytest.mark.slow
-def test_an_export_answers_in_a_fresh_process(model, tokenizer, tmp_path):
-    module = module_of(model, tokenizer)
-    path = module.export(tmp_path, "moods", TEXTS)
+def test_an_export_answers_in_a_fresh_process(exported):
+    module, path = exported("classifier-words")
     [answer] = c_api.ask(path, [{"inputs": {"text": TEXTS}}])
     expected = ask(module, text=TEXTS)
     assert answer["outputs"]["label"] == [label.decode() for label in expected["label"]]
     np.testing.assert_allclose(
         answer["outputs"]["probabilities"], expected["probabilities"], atol=1e-5
     )
-
-
-@pytest.mark.slow
-def test_a_large_vocabulary_of_word_pieces_is_exported(tmp_path):
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = WordPieceTokenizer([*special, *(f"word{number}" for number in range(20_000))])
-    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
-    model = fill(classifier(tokenizer.vocabulary_size, 3, **sizes))
-    texts = ["word3 word19999", "word7"]
-    path = module_of(model, tokenizer).export(tmp_path, "moods", texts)
-    [answer] = c_api.ask(path, [{"inputs": {"text": texts}, "signature_name": "tokenize"}])
-    assert answer["outputs"]["token_ids"] == [[8, 20_004], [12, 0]]
 
 
 def test_a_label_without_a_logit_is_refused(model, tokenizer):

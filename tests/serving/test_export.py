@@ -47,7 +47,8 @@ def table_translator(tokenizer, scores=None):
     return Translator(model, tokenizer, settings=SETTINGS)
 
 
-def test_an_export_is_a_version_with_all_that_serving_reads(exported):
+def test_an_export_is_a_version_with_all_that_serving_reads(exported_translator):
+    exported = exported_translator
     assert exported.endswith(os.path.join("tiny", "1"))
     for file in ("saved_model.pb", "variables/variables.index", BATCHING_FILE, WARM_UP_FILE):
         assert os.path.isfile(os.path.join(exported, file)), file
@@ -57,18 +58,26 @@ def test_an_export_is_a_version_with_all_that_serving_reads(exported):
         assert "max_batch_size { value: 32 }" in file.read()
 
 
-def test_a_fresh_process_answers_hard_texts_as_the_model_does(exported, translator):
-    texts = [SENTENCES[2].encode(), *HARD_TEXTS]
+def test_a_fresh_process_answers_hard_texts_and_warm_up_requests_as_the_model_does(
+    exported_translator, translator
+):
+    long = b"A dog runs in the park. " * 50_000  # which is cut before it is tokenised
+    texts = [SENTENCES[2].encode(), b"A dog.", *HARD_TEXTS, long]
     outputs = translator.signatures["serving_default"](tf.constant(texts))
-    (answer,) = c_api.ask(exported, [{"inputs": {"text": texts}}])
+    requests = [{"inputs": {"text": texts}}, *warm_up_requests(exported_translator)]
+    answer, *others = c_api.ask(exported_translator, requests)
     translations = [text.decode() for text in outputs["translation"].numpy()]
     assert answer["outputs"]["translation"] == translations
+    assert answer["outputs"]["translation"][1:2] == translator(["A dog."])
     assert answer["outputs"]["truncated"] == outputs["truncated"].numpy().tolist()
-    assert answer["outputs"]["truncated"][-1] is True
+    assert answer["outputs"]["truncated"][-2:] == [True, True]
     np.testing.assert_allclose(answer["outputs"]["score"], outputs["score"], rtol=1e-4)
+    assert len(others) == 3
+    assert all("outputs" in each for each in others)
 
 
-def test_warm_up_requests_can_be_answered(exported):
+def warm_up_requests(exported):
+    """As the bare process takes them, those that TensorFlow Serving would replay."""
     records = tf.data.TFRecordDataset(os.path.join(exported, WARM_UP_FILE))
     requests = []
     for record in records:
@@ -76,21 +85,18 @@ def test_warm_up_requests_can_be_answered(exported):
         assert name == "tiny"
         inputs = {key: values.tolist() for key, values in inputs.items()}
         requests.append({"signature_name": signature, "inputs": inputs})
-    assert len(requests) == 3
-    assert all("outputs" in answer for answer in c_api.ask(exported, requests))
+    return requests
 
 
-def test_bfloat16_weights_take_half_the_room(exported, half_translator, tmp_path):
+def test_bfloat16_weights_take_half_the_room(exported_translator, half_translator, tmp_path):
     path = half_translator.export(tmp_path, "half", SENTENCES[:1])
     data = "variables/variables.data-00000-of-00001"
-    sizes = [os.path.getsize(os.path.join(folder, data)) for folder in (path, exported)]
+    sizes = [os.path.getsize(os.path.join(folder, data)) for folder in (path, exported_translator)]
     assert sizes[0] < 0.6 * sizes[1]
 
 
 @pytest.mark.parametrize("kind", ["mounted disk", "link to an empty folder"])
-def test_the_folder_of_a_model_may_be_a(kind, tokenizer, tmp_path, monkeypatch):
-    module = importlib.import_module("keras_transformer.serving.publishing.export")
-    monkeypatch.setattr(module, "validate", lambda *_: None)
+def test_the_folder_of_a_model_may_be_a(kind, tmp_path):
     folder = tmp_path / "models" / "tiny"
     folder.mkdir(parents=True)
     if kind == "mounted disk":
@@ -102,7 +108,7 @@ def test_the_folder_of_a_model_may_be_a(kind, tokenizer, tmp_path, monkeypatch):
         folder.symlink_to(tmp_path / "elsewhere")
     try:
         for version in ("1", "2"):
-            path = table_translator(tokenizer).export(tmp_path / "models", "tiny", SENTENCES[:1])
+            path = Echo().export(tmp_path / "models", "tiny")
             assert path == str(folder / version)
         assert sorted(os.listdir(folder)) == ["1", "2"], "no draft is left"
     finally:

@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-import keras
 import numpy as np
 import pytest
 
@@ -19,10 +18,8 @@ OLDER = [folder for folder in os.environ.get("OLDER_TENSORFLOW", "").split(os.pa
 
 
 @pytest.fixture(scope="module", params=SMALL_MODULES)
-def served(request, tmp_path_factory):
-    keras.utils.set_random_seed(3)
-    module = SMALL_MODULES[request.param]()
-    path = module.export(tmp_path_factory.mktemp("saved_models"), request.param)
+def served(request, exported):
+    module, path = exported(request.param)
     return path, golden_answers(module, np.array([text.encode() for text in SENTENCES], object))
 
 
