@@ -19,7 +19,6 @@ from keras_transformer.serving import (
     SearchSettings,
     Translator,
 )
-from keras_transformer.serving.publishing import c_api
 from keras_transformer.serving.served_model import TEXTS_AT_A_TIME, answering_threads, side_by_side
 
 from .conftest import SETTINGS, SMALL
@@ -269,16 +268,6 @@ def test_scores_of_texts_are_those_of_the_model(write):
         write.score(["dog", "twelve letters"])
 
 
-@pytest.mark.slow
-def test_an_export_answers_as_the_translator_does(translate, tmp_path, monkeypatch):
-    # What is asked below is all that this export must answer; test_export.py has one checked.
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
-    path = translate.export(tmp_path, "mine", SENTENCES[:2])
-    assert path == str(tmp_path / "mine" / "1")
-    [answer] = c_api.ask(path, [{"inputs": {"text": SENTENCES}}])
-    assert answer["outputs"]["translation"] == translate(SENTENCES)
-
-
 def test_a_model_trained_on_custom_ids_translates():
     """Letters spelled backwards, cut by a table of the user's own and learned with `fit`."""
     keras.utils.set_random_seed(1)
@@ -441,15 +430,17 @@ def test_truncation_warns(translate, write):
 
 
 @pytest.mark.slow
-def test_packages_are_imported_on_first_use():
+def test_packages_are_imported_on_first_use_or_by_loading_a_model(model, tmp_path):
     code = (
-        "import sys, keras_transformer as kt\n"
+        "import sys, keras, keras_transformer as kt\n"
         "assert not [room for room in kt.ROOMS if f'keras_transformer.{room}' in sys.modules]\n"
+        "keras.saving.load_model(sys.argv[1])\n"
         "assert set(kt.ROOMS) <= set(dir(kt))\n"
         "for room in kt.ROOMS:\n"
         "    assert getattr(kt, room).__name__ == f'keras_transformer.{room}'\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    model.save(tmp_path / "model.keras")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model.keras")], check=True)
     with pytest.raises(AttributeError, match="no attribute 'attic'"):
         kt.attic  # noqa: B018
 
@@ -472,8 +463,6 @@ def test_keras_alone_says_which_package_a_saved_model_needs(model, tmp_path):
     module = "keras_transformer.models.encoder_decoder"
     assert config.startswith(f"{{'module': '{module}', 'class_name': 'TranslationModel'")
     assert "'registered_name': 'keras_transformer>TranslationModel'" in config
-    code = "import sys, keras, keras_transformer; keras.saving.load_model(sys.argv[1])"
-    subprocess.run([*command[:2], code, command[3]], check=True)
 
 
 def own_model(size):

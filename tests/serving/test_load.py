@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 import keras_transformer as kt
+from tests.conftest import leave_results_untold
 from train import classification, language_model, translation
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,12 @@ WORDS = ["abc", "bca", "cab", "fed", "dog", "feed", "bead", "cafe"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Three runs of a few steps: words spelled backwards, words of two kinds, a text of words."""
-    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        leave_results_untold(patch)
+        return trained(tmp_path_factory.mktemp("runs"))
+
+
+def trained(folder):
     draw = random.Random(3)
     texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 4))) for _ in range(97)]
     pairs = "".join(f"{text}\t{text[::-1]}\n" for text in texts)
@@ -29,7 +35,7 @@ def runs(tmp_path_factory):
     (folder / "labels.tsv").write_text(labels)
     (folder / "text.txt").write_text("\n".join(texts))
     translation.main([
-        f"--tsv={folder}/pairs.tsv", f"--run={folder}/translation", *SMALL, "--steps=40",
+        f"--tsv={folder}/pairs.tsv", f"--run={folder}/translation", *SMALL, "--steps=7",
         "--vocabulary-size=290", "--tokens-per-batch=128", "--max-length=24", "--num-beams=3",
         "--length-penalty=0.5",
     ])  # fmt: skip
@@ -38,7 +44,7 @@ def runs(tmp_path_factory):
         "--vocabulary-size=20", "--tokens-per-batch=64", "--max-length=16", "--peak-rate=0.01",
     ])  # fmt: skip
     language_model.main([
-        f"--text={folder}/text.txt", f"--run={folder}/writer", *SMALL, "--steps=30",
+        f"--text={folder}/text.txt", f"--run={folder}/writer", *SMALL, "--steps=5",
         "--model=transformer_xl", "--memory-length=20", "--context=16", "--batch-size=8",
     ])  # fmt: skip
     return folder
