@@ -4,7 +4,8 @@ A block of Python whose title begins with "not run" is left out; one titled "ora
 tests/serving/test_grpc.py or tests/convert/.
 All others of a page run in their order, in one process, in a folder with tiny runs and texts of the
 names that the pages use. So do the commands, with a few steps, each on the first page that has it.
-What trains must learn.
+What trains must learn. Sizes of models are those of `SMALLER`. Only the page about serving exports
+all that it says: on the others there is no SavedModel in what is published.
 """
 
 import csv
@@ -22,6 +23,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import unittest.mock
 
 import keras
 import numpy as np
@@ -34,6 +36,7 @@ from scipy import special
 
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
+from tests.conftest import leave_results_untold
 from train import cli
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
@@ -44,8 +47,13 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.MULTILINE | 
 MODEL = ["--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
 TRAINING = [*MODEL, "--warmup-steps=2", "--steps=40", "--checkpoint-every=20", "--average=1"]
 COMMANDS = {
-    "translation": [*TRAINING, "--vocabulary-size=300"],
-    "classification": [*TRAINING, "--hold-out=10"],
+    "translation": [
+        *TRAINING,
+        "--vocabulary-size=300",
+        "--max-length=24",
+        "--tokens-per-batch=256",
+    ],
+    "classification": [*TRAINING, "--hold-out=10", "--tokens-per-batch=512"],
     "language-model": [*TRAINING, "--context=32", "--batch-size=4", "--evaluate-every=4"],
     "pretraining": [*TRAINING, "--hold-out=4", "--batch-size=4"],
     "prepare": ["--vocabulary-size=300", "--held-out=4"],
@@ -53,9 +61,6 @@ COMMANDS = {
 # Run by a test of their own, or by the reader: tests/train/, tests/demo/, .ci/run.
 ELSEWHERE = {"train", "launch", "serve", "venv"}
 NAME = re.compile(r"(?:python3? -m|keras-transformer) ([\w.-]+)")
-
-
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 def blocks(page, language):
@@ -98,15 +103,37 @@ def texts(tmp_path_factory):
     return folder
 
 
+SMALLER = {  # layers of the models that pages make by the name of a size
+    "encoder_decoder": {"tiny": 1},
+    "decoder_only": {"medium": 2},
+}
+
+
+@pytest.fixture
+def smaller_models(monkeypatch):
+    for module, sizes in SMALLER.items():
+        table = importlib.import_module(f"keras_transformer.models.{module}").SIZES
+        for size, num_layers in sizes.items():
+            monkeypatch.setitem(table, size, {**table[size], "num_layers": num_layers})
+
+
+LOADED = ("mine", "imdb", "shakespeare")  # runs that the Python of pages loads
+
+
+def training_of(name):
+    """The first line of the pages that trains a run."""
+    return next(line for line in PAGE_OF if is_training(line) and line.endswith(f"runs/{name}"))
+
+
 @pytest.fixture(scope="module")
 def workplace(texts, small_pictures):
-    """The folder with a tiny run of each kind that the pages load."""
+    """The folder with a tiny run of each kind that the pages load, trained as they say."""
     with pytest.MonkeyPatch.context() as patch:
+        leave_results_untold(patch)
         patch.chdir(texts)
-        run(f"keras-transformer translation --tsv pairs.tsv --run {texts}/runs/mine")
+        for name in LOADED:
+            run(training_of(name))
         shutil.copytree(texts / "runs" / "mine", texts / "runs" / "demo")
-        run(f"keras-transformer classification --folder aclImdb/train --run {texts}/runs/imdb")
-        run(f"keras-transformer language-model --text other.txt --run {texts}/runs/shakespeare")
     return texts
 
 
@@ -121,11 +148,7 @@ def run(line):
         if "--pretrained" in arguments:
             tiny = [flag for flag in tiny if flag not in MODEL]
         arguments = [*arguments, *tiny]
-    if "--virtual-devices" in arguments:  # before TensorFlow has made its devices
-        command = [sys.executable, "-m", f"train.{name}", *arguments]
-        subprocess.run(command, check=True, env=ENVIRONMENT)
-    else:
-        cli.main([name, *arguments])
+    cli.main([name, *arguments])
 
 
 OF_CONFIG = {
@@ -136,17 +159,19 @@ OF_CONFIG = {
 }
 
 
-def export_unchecked(page, monkeypatch):
-    """Checks only what the page about serving exports; tests/train/ has all commands check it."""
+def export_little(page, monkeypatch):
+    """Saves and checks only what the page about serving exports; tests/train/ has all commands."""
     if page.stem != "serving":
         monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+        monkeypatch.setattr(tf.saved_model, "save", lambda module, path, *_: os.makedirs(path))
 
 
 @pytest.mark.filterwarnings("ignore:The output is not checked")  # without PEFT
 @pytest.mark.slow
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: page.stem)
+@pytest.mark.usefixtures("smaller_models")
 def test_the_python_of_a_page_runs_and_its_models_learn(page, workplace, monkeypatch):
-    export_unchecked(page, monkeypatch)
+    export_little(page, monkeypatch)
     monkeypatch.chdir(workplace)
     fits = recorded_fits(monkeypatch)
     names, compiled = {}, {}
@@ -164,6 +189,7 @@ def test_the_python_of_a_page_runs_and_its_models_learn(page, workplace, monkeyp
         assert eval(code, names) == expected
 
 
+@pytest.mark.usefixtures("smaller_models")
 def test_the_python_about_layers_runs(tmp_path, monkeypatch):
     """It needs no trained run, so that it is checked often."""
     monkeypatch.chdir(tmp_path)
@@ -273,9 +299,10 @@ PAGE_OF = {line: page for page, line in reversed(COMMAND_LINES)}  # the first th
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("untold_results")
 @pytest.mark.parametrize("page", pages_with("bash"), ids=lambda page: page.stem)
 def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
-    export_unchecked(page, monkeypatch)
+    export_little(page, monkeypatch)
     monkeypatch.chdir(workplace)
     for line in [line for of, line in COMMAND_LINES if of == page == PAGE_OF[line]]:
         name = NAME.search(line)[1]
@@ -288,23 +315,34 @@ def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
             done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=True)
             assert done.stdout.count("outputs") == (1 if "--signatures" not in arguments else 4)
             continue
+        if "--virtual-devices" in line:  # before TensorFlow has made its devices
+            with unittest.mock.patch("train.loop.train_on_devices") as train:
+                run(line)  # tests/train/test_workers.py trains so
+            assert train.call_args.args[2].virtual_devices == 2
+            continue
         source = re.search(r"< ?(\S+)", line)
         text = (workplace / source[1]).read_bytes() if source else b""
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
         capsys.readouterr()
-        # A page may train a run that the folder has: it has its own place then.
-        run(
-            re.sub(r"--run runs/(mine|imdb|shakespeare)(?= *$)", r"--run pages/\1", line)
-            if is_training(line)
-            else line
-        )
+        if name == "translation" and is_training(line) and line != training_of("mine"):
+            with unittest.mock.patch("train.loop.train_run", read_and_copied):
+                run(line)
+            continue
+        if line not in map(training_of, LOADED):
+            run(line)
         if is_training(line) and (place := re.search(r"--run (\S+)", line)):
-            folder = re.sub(r"^runs/(mine|imdb|shakespeare)$", r"pages/\1", place[1])
-            with open(f"{folder}/history.csv") as file:
+            with open(f"{place[1]}/history.csv") as file:
                 losses = [float(row["loss"]) for row in csv.DictReader(file)]
             assert losses[-1] < 0.98 * losses[0], line
         if source:
             assert capsys.readouterr().out.count("\n") == text.count(b"\n")
+
+
+def read_and_copied(run, experiment, *_):
+    """Instead of training as the run `mine` was: reads the texts and makes a copy of that run."""
+    texts = experiment.shown_text, experiment.valid_text
+    assert all(len(text.sources) == len(text.targets) > 3 for text in texts if text)
+    shutil.copytree("runs/mine", run.path)
 
 
 def is_training(line):
