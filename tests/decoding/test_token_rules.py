@@ -186,8 +186,8 @@ def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams, scoring)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_search_with_room_under_xla_finds_the_same(seed):
+@pytest.mark.parametrize(("seed", "scoring"), [(1, "gnmt"), (2, "huggingface_early_stopping")])
+def test_a_search_with_room_under_xla_finds_the_same(seed, scoring):
     draw = np.random.default_rng(seed)
     table = tf.constant(draw.normal(0, 2, (5, 11, 11)), tf.float32)  # by position and last token
 
@@ -203,7 +203,7 @@ def test_a_search_with_room_under_xla_finds_the_same(seed):
     def search(num_beams, capacity=None):
         options = {"limits": limits, "token_rules": rules, "capacity": capacity, **IDS}
         if num_beams:
-            return beam_search(step, (), num_beams=num_beams, **options)
+            return beam_search(step, (), num_beams=num_beams, scoring=scoring, **options)
         return sample(step, (), seed=tf.constant([[3, 5], [7, 11]]), num_samples=2, **options)
 
     for num_beams in (3, 1, 0):
