@@ -26,6 +26,9 @@ from keras_transformer.files import (
     save_arrays,
 )
 
+# The module without its package, which takes seconds to import.
+ALONE = f"import sys; sys.path.append({os.path.dirname(files.__file__)!r}); import files; "
+
 ARRAYS = {
     "float32": np.linspace(-3, 5, 35, dtype="float32").reshape(5, 7),
     "by columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
@@ -260,7 +263,7 @@ def test_drafts_of_killed_processes_are_removed_by_their_names(tmp_path):
 @pytest.mark.slow
 def test_processes_of_one_id_write_drafts_of_their_own(tmp_path):
     """As in containers that share a disk: in most the id is 1."""
-    code = "import os; os.getpid = lambda: 1; from keras_transformer import files; "
+    code = f"import os; os.getpid = lambda: 1; {ALONE}"
     code += f"print(files.draft_of({str(tmp_path / 'file')!r}))"
     drafts = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout}
     drafts |= {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout}
@@ -296,8 +299,8 @@ def test_a_folder_that_goes_while_it_is_looked_at_is_free(tmp_path, monkeypatch)
 
 
 FILL = """
-import resource, signal, sys, numpy as np
-from keras_transformer.files import save_arrays
+import resource, signal, numpy as np
+from files import save_arrays
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 for room in sys.argv[2:]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(room), resource.RLIM_INFINITY))
@@ -312,7 +315,7 @@ for room in sys.argv[2:]:
 def test_a_full_disk_leaves_the_old_file(tmp_path):
     path = tmp_path / "arrays.npz"
     path.write_text("old")
-    command = [sys.executable, "-c", FILL, path, "0", "70", "41000", "200100"]
+    command = [sys.executable, "-c", ALONE + FILL, path, "0", "70", "41000", "200100"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     line = f"NotWritten {path} could not be written: File too large."
@@ -352,9 +355,8 @@ FORGED = {
     "a call": b"__import__('os')._exit(3)",
 }
 LOAD = """
-import sys
 import zipfile
-from keras_transformer.files import DamagedFile, load_arrays
+from files import DamagedFile, load_arrays
 for path in sys.argv[1:]:
     try:
         print(load_arrays(path))
@@ -373,7 +375,7 @@ def test_a_forged_header_is_damage(tmp_path):
         with zipfile.ZipFile(paths[-1], "w") as archive:
             archive.writestr("ids.npy", content)
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, *paths], capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", ALONE + LOAD, *paths], capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
     answers = dict(zip(FORGED, done.stdout.splitlines(), strict=True))
