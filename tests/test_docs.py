@@ -53,7 +53,7 @@ COMMANDS = {
         "--max-length=24",
         "--tokens-per-batch=256",
     ],
-    "classification": [*TRAINING, "--hold-out=10", "--tokens-per-batch=512"],
+    "classification": [*TRAINING, "--hold-out=10", "--tokens-per-batch=128"],
     "language-model": [*TRAINING, "--context=32", "--batch-size=4", "--evaluate-every=4"],
     "pretraining": [*TRAINING, "--hold-out=4", "--batch-size=4"],
     "prepare": ["--vocabulary-size=300", "--held-out=4"],

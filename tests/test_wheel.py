@@ -26,7 +26,6 @@ model.compile(kt.Adam(0.001), kt.TokenCrossentropy())
 model.fit(kt.data.TokenBatches(*ids).dataset(), steps_per_epoch=1, verbose=0)
 model.save("model.keras")
 again = keras.saving.load_model("model.keras")
-again.fit(kt.data.TokenBatches(*ids).dataset(), steps_per_epoch=1, verbose=0)
 translator = kt.serving.Translator(again, tokenizer)
 assert len(translator(["a dog runs"])) == len(translator.n_best(["a dog runs"])) == 1
 assert translator.score(["a dog runs"], ["ein Hund läuft"]) < 0
@@ -89,17 +88,17 @@ def test_the_program_names_its_commands_and_itself(place, tmp_path):
 
 @pytest.fixture(scope="module")
 def published(place, tmp_path_factory):
-    """A folder in which the program has trained, translated and exported."""
+    """A folder in which the program has trained, classified and exported."""
     folder = tmp_path_factory.mktemp("empty")
-    (folder / "pairs.tsv").write_text("a dog runs\tein Hund rennt\n" * 40)
+    (folder / "texts.tsv").write_text("a good day\tgood\na bad day\tbad\n" * 20)
     program = f"{place}/bin/keras-transformer"
-    training = [program, "translation", "--tsv=pairs.tsv", "--run=runs/mine", "--steps=3"]
+    training = [program, "classification", "--tsv=texts.tsv", "--run=runs/mine", "--steps=3"]
     training += [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    training += ["--vocabulary-size=280", "--max-length=24", "--tokens-per-batch=96"]
+    training += ["--vocabulary-size=20", "--max-length=8", "--tokens-per-batch=64", "--hold-out=8"]
     done = outside(place, folder, *training)
     assert done.returncode == 0, done.stderr[-3000:]
-    use = [program, "translation"]
-    done = outside(place, folder, *use, "translate", "--run=runs/mine", input="a dog\n" * 3)
+    use = [program, "classification"]
+    done = outside(place, folder, *use, "classify", "--run=runs/mine", input="a day\n" * 3)
     assert (done.returncode, done.stdout.count("\n")) == (0, 3), done.stderr[-3000:]
     done = outside(place, folder, *use, "export", "--run=runs/mine", "--name=mine")
     assert done.stdout == "Published saved_models/mine/1.\n", done.stderr[-3000:]
@@ -115,7 +114,7 @@ def test_the_server_answers_in_an_empty_folder(place, published, monkeypatch):
     program = [f"{place}/bin/keras-transformer", "serve"]
     with serving("saved_models", program=program, place=place) as (port, _):
         client = Client(port)
-        code, answer = client.predict("mine", {"instances": ["a dog"]})
+        code, answer = client.predict("mine", {"instances": ["a day"]})
         assert code == 200 and len(answer["predictions"]) == 1
         # The page shows where the model of a run looked.
         assert client.get("/v1/models")[1]["attention"] == ["mine"]
