@@ -178,7 +178,7 @@ class Server:
         self.process.stdout.close()
 
 
-def attack(path, row_shapes, count, seed, most_rows=1000, onednn=True, report=None):
+def attack(path, row_shapes, count, seed, most_rows=1000, onednn=True, report=None, every=1000):
     """Sends hostile requests and checks every answer.
 
     Args:
@@ -188,10 +188,11 @@ def attack(path, row_shapes, count, seed, most_rows=1000, onednn=True, report=No
         seed: of the requests.
         most_rows: as of `HostileRequests`.
         onednn: whether TensorFlow computes with oneDNN.
-        report: called with (requests so far, MiB, counts) after each thousand.
+        report: called with (requests so far, MiB, counts) after each `every` of them.
+        every: number of requests.
 
     Returns:
-        The pair of counts of what happened, and the resident MiB after each thousand.
+        The pair of counts of what happened, and the resident MiB after each `every` requests.
     """
     requests, counts, memory = (
         HostileRequests(signatures_of(path), seed, most_rows),
@@ -218,7 +219,7 @@ def attack(path, row_shapes, count, seed, most_rows=1000, onednn=True, report=No
             else:
                 counts["errors"] += 1
                 assert answer.keys() == {"error"} and answer["error"], f"{answer}, {where}"
-            if number % 1000 == 0:
+            if number % every == 0:
                 memory.append(server.memory())
                 if report:
                     report(number, memory[-1], counts)
