@@ -2,10 +2,16 @@
 
 import gzip
 import importlib
+import os
+import pathlib
 import random
+import subprocess
+import sys
+import warnings
 from functools import partial
 
 import pytest
+import tensorflow as tf
 
 from tests.conftest import leave_results_untold
 from train import gpus
@@ -32,6 +38,16 @@ def results_of_few(request):
 @pytest.fixture
 def told_results():
     """Trainings of this process end as usual, with pictures and scores."""
+
+
+@pytest.fixture
+def eager_steps():
+    """Steps are not traced, which takes most of the time of a training of a few steps."""
+    tf.config.run_functions_eagerly(True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Even though the `tf.config.experimental_run_functions")
+        yield
+    tf.config.run_functions_eagerly(False)
 
 
 def write_pairs(folder):
@@ -89,6 +105,39 @@ def run_of(text, made_once):
             return made_once(f"{command} run", partial(train_one, command, text)) / "run"
 
     return run
+
+
+def command_that_dies(text, run, *flags):
+    """Trains eleven steps; tests/train/dying.py says how it is told to die."""
+    return [
+        sys.executable, "-m", "tests.train.dying", *text, *SETTINGS, "--steps=11",
+        "--run", str(run), *flags,
+    ]  # fmt: skip
+
+
+def launch_two_workers(text, run, dies="", restarts=1, flags=()):
+    """Runs the command on two workers, of which one dies in each start that `dies` has."""
+    launch = [sys.executable, "-m", "train.launch", "--workers", "2", "--restarts", str(restarts)]
+    return subprocess.run(
+        [*launch, "--", *command_that_dies(text, run, *flags)],
+        cwd=pathlib.Path(__file__).parents[2],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "DIES": dies, "DIED": f"{run}.died"},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+
+@pytest.fixture(scope="session")
+def on_two_workers(text, made_once):
+    """A folder with a run of two workers that nothing has interrupted, and what it printed."""
+
+    def train(folder):
+        done = launch_two_workers(text, folder / "run")
+        assert done.returncode == 0, done.stderr[-3000:]
+        (folder / "printed.txt").write_text(done.stdout)
+
+    return made_once("run of two workers", train)
 
 
 @pytest.fixture

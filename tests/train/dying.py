@@ -1,7 +1,8 @@
-"""The command `keras-transformer translation`, with one worker that dies once.
+"""The command `keras-transformer translation`, with workers that die.
 
-The variable DIES says "worker:step:signal" and DIED names the file that remembers it. A run with
-DIES does not show its result: it is the weights that are compared.
+The variable DIES says "worker:step:signal" of each start that one dies in, with spaces between
+them; DIED names the file that remembers how many have died. A run with DIES does not show its
+result: it is the weights that are compared.
 """
 
 import json
@@ -28,7 +29,8 @@ class Die(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if self.before + batch + 1 == self.step:
             time.sleep(1)  # until the last checkpoint is written
-            pathlib.Path(os.environ["DIED"]).touch()
+            with open(os.environ["DIED"], "a") as died:
+                died.write("x")
             os.kill(os.getpid(), self.number)
 
 
@@ -37,15 +39,18 @@ def read_no_text(experiment):
 
 
 def main():
-    dies = os.environ.get("DIES")
+    dies = os.environ.get("DIES", "").split()
+    died = 0
     if dies:
         TranslationExperiment.show_result = lambda experiment, run: None
+        file = pathlib.Path(os.environ["DIED"])
+        died = len(file.read_text()) if file.exists() else 0
     index = json.loads(os.environ.get("TF_CONFIG", '{"task": {"index": 0}}'))["task"]["index"]
-    if dies and not pathlib.Path(os.environ["DIED"]).exists():
-        worker, step, number = dies.split(":")
-        if index == int(worker):
-            train.loop.StopOnNonFiniteLoss = lambda: Die(int(step), int(number))
-    if index or (dies and pathlib.Path(os.environ["DIED"]).exists()):
+    if dies[died:]:
+        worker, step, number = map(int, dies[died].split(":"))
+        if index == worker:
+            train.loop.StopOnNonFiniteLoss = lambda: Die(step, number)
+    if index or (dies and died):
         TranslationExperiment.read_texts = read_no_text
     translation.main(sys.argv[1:])
 

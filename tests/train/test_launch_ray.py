@@ -1,7 +1,7 @@
 """The launcher through Ray Train, where Ray is installed."""
 
 import json
-import subprocess
+import os
 import sys
 import threading
 import time
@@ -12,17 +12,28 @@ import pytest
 from keras_transformer.serving import RunFolder
 from train.launch.on_ray import run_on_ray
 
-from .conftest import SETTINGS
+from .conftest import command_that_dies
 
-LAUNCH = [sys.executable, "-m", "train.launch"]
 pytestmark = pytest.mark.oracle
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.train")
 Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
 
+@pytest.fixture(scope="module", autouse=True)
+def light_workers(tmp_path_factory):
+    """Ray's own processes import TensorFlow but use nothing of it, and need seconds for it."""
+    path = os.environ.get("PYTHONPATH", "")
+    folder = tmp_path_factory.mktemp("light")
+    code = "import sys\nfrom unittest import mock\nsys.modules[__name__] = mock.MagicMock()\n"
+    (folder / "tensorflow.py").write_text(code)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *filter(None, [path])]))
+        yield path
+
+
 @pytest.fixture(scope="module")
-def machine():
+def machine(light_workers):
     """Ray on this machine, started once."""
     ray.init("local", num_cpus=2, include_dashboard=False)
     yield
@@ -37,19 +48,13 @@ def program(folder, body):
 
 
 @pytest.mark.usefixtures("machine")
-def test_ray_starts_all_again_when_one_is_lost(tmp_path):
-    body = "import time; n or (os.kill(os.getpid(), 9) if i else time.sleep(100))"
-    assert run_on_ray(program(tmp_path, body), 2, restarts=1) == 0
+def test_ray_starts_all_again_when_one_is_lost_but_not_when_they_were_told_to_stop(tmp_path):
+    body = "import time; n or (os.kill(os.getpid(), 9) if i else time.sleep(100)); sys.exit(75)"
+    assert run_on_ray(program(tmp_path, body), 2, restarts=2) == 75
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "0-1", "1-0", "1-1"]
     config = json.loads((tmp_path / "1-1").read_text())
     assert config["task"] == {"type": "worker", "index": 1}
     assert len(config["cluster"]["worker"]) == 2
-
-
-@pytest.mark.usefixtures("machine")
-def test_ray_does_not_start_again_what_was_told_to_stop(tmp_path):
-    assert run_on_ray(program(tmp_path, "sys.exit(75)"), 2, restarts=1) == 75
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0-0", "1-0"]
 
 
 @pytest.mark.usefixtures("machine")
@@ -62,14 +67,13 @@ def test_ray_ends_with_the_mistake_of_any_worker_and_starts_none_again(chief, tm
 
 
 @pytest.mark.usefixtures("machine")
-def test_ray_trains_as_the_launcher_of_one_machine_does(text, tmp_path):
-    training = [sys.executable, "-m", "train.translation", *text, *SETTINGS, "--steps=7"]
-    assert run_on_ray([*training, f"--run={tmp_path}/ray"], 2, restarts=0) == 0
-    here = subprocess.run(
-        [*LAUNCH, "--workers", "2", "--", *training, f"--run={tmp_path}/here"], timeout=900
-    )
-    assert here.returncode == 0
-    weights = [RunFolder(tmp_path / name).model().weights for name in ("ray", "here")]
+def test_ray_trains_as_the_launcher_of_one_machine_does(
+    text, tmp_path, light_workers, on_two_workers
+):
+    variables = [f"PYTHONPATH={light_workers}", "DIES=2:0:0", f"DIED={tmp_path}/died"]  # no result
+    training = ["env", *variables, *command_that_dies(text, tmp_path / "run")]
+    assert run_on_ray(training, 2, restarts=0) == 0
+    weights = [RunFolder(run).model().weights for run in (tmp_path / "run", on_two_workers / "run")]
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 

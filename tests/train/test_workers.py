@@ -17,7 +17,7 @@ from train import classification, language_model, pretraining
 from train.run import Run
 from train.translation import TranslationConfig
 
-from .conftest import SETTINGS
+from .conftest import command_that_dies, launch_two_workers
 
 pytestmark = pytest.mark.slow
 
@@ -26,104 +26,67 @@ STEPS = 11
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
-def command(text, run, *flags):
-    return [
-        sys.executable, "-m", "tests.train.dying", *text, *SETTINGS, f"--steps={STEPS}",
-        "--run", str(run), *flags,
-    ]  # fmt: skip
-
-
-def on_two_workers(text, run, dies="", restarts=1, flags=()):
-    """Runs the command on two workers; `dies` is "worker:step:signal" of the first attempt."""
-    launch = [sys.executable, "-m", "train.launch", "--workers", "2", "--restarts", str(restarts)]
-    done = subprocess.run(
-        [*launch, "--", *command(text, run, *flags)],
-        cwd=ROOT,
-        env={**ENVIRONMENT, "DIES": dies, "DIED": str(run) + ".died"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    return done
-
-
 def weights_of(run):
     return [weight.numpy() for weight in RunFolder(run).model().weights]
 
 
 @pytest.fixture(scope="module")
-def whole(text, tmp_path_factory):
-    """A run of two workers that nothing has interrupted."""
-    run = tmp_path_factory.mktemp("runs") / "whole"
-    done = on_two_workers(text, run)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return run, done
+def whole(on_two_workers):
+    return on_two_workers / "run"
 
 
-def test_only_the_chief_writes_and_prints(whole):
-    run, done = whole
-    names = {path.name for path in run.iterdir()}
+def test_only_the_chief_writes_and_prints(on_two_workers, whole):
+    names = {path.name for path in whole.iterdir()}
     assert names == {
         "config.json", "tokenizer.model", "data", "plan", "checkpoints", "history.csv",
         "model.keras", "learning_curves.png", "attention.png", "attention.html", "checksums.npz",
         "lock",
     }  # fmt: skip
-    assert done.stdout.count("2 replicas on 2 workers.") == 1
-    assert done.stdout.count("BLEU: ") == 1
-    epochs = (run / "history.csv").read_text().splitlines()
+    printed = (on_two_workers / "printed.txt").read_text()
+    assert printed.count("2 replicas on 2 workers.") == 1
+    assert printed.count("BLEU: ") == 1
+    epochs = (whole / "history.csv").read_text().splitlines()
     assert len(epochs) == len(set(epochs)) > 2, "each epoch once"
 
 
 @pytest.mark.parametrize(
-    "dies", [pytest.param("0:7:9", id="the chief"),
-             pytest.param("1:7:9", id="another worker", marks=pytest.mark.soak)]
+    "dies", [pytest.param("0:7:9 1:8:15", id="the chief"),
+             pytest.param("1:7:9 0:8:15", id="another worker", marks=pytest.mark.soak)]
 )  # fmt: skip
-def test_a_killed_worker_changes_nothing_but_the_time(text, whole, tmp_path, dies):
-    run = tmp_path / "killed"
-    done = on_two_workers(text, run, dies)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "restarting all workers (1 of 1)" in done.stderr
-    assert f"Resuming from step 6 of {STEPS}." in done.stdout
-    for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_a_worker_told_to_end_stops_all_at_the_same_saved_step(text, whole, tmp_path):
-    run = tmp_path / "stopped"
-    done = on_two_workers(text, run, "1:7:15")
+def test_a_killed_worker_and_one_told_to_end_change_nothing_but_the_time(
+    text, whole, tmp_path, dies
+):
+    """One is killed, in the next start the other is told to end, and the third trains the rest."""
+    run = tmp_path / "run"
+    done = launch_two_workers(text, run, dies, restarts=2)
     assert done.returncode == 75, done.stderr[-3000:]
+    assert "restarting all workers (1 of 2)" in done.stderr
+    assert f"Resuming from step 6 of {STEPS}." in done.stdout
+    assert done.stderr.count("restarting") == 1 and "again" not in done.stderr
     saved = max(steps_in(run / "checkpoints"))
-    assert 7 <= saved < STEPS, "at the end of the epoch, or of ten steps"
-    assert "restarting" not in done.stderr and "again" not in done.stderr
-    done = on_two_workers(text, run, "1:7:15")
+    assert 8 <= saved < STEPS, "all at the same, the end of the epoch or of ten steps"
+    done = launch_two_workers(text, run, dies)
     assert done.returncode == 0 and f"Resuming from step {saved} of {STEPS}." in done.stdout
-    for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
+    for one, other in zip(weights_of(run), weights_of(whole), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.soak
 def test_the_chief_alone_records_a_changed_setting(text, whole, tmp_path):
     run = tmp_path / "stopped"
-    shutil.copytree(whole[0], run)
+    shutil.copytree(whole, run)
     (run / "model.keras").unlink()  # as if stopped just before its end
-    done = on_two_workers(text, run, flags=[f"--steps={STEPS + 1}", "--peak-rate=0.0005"])
+    done = launch_two_workers(text, run, flags=[f"--steps={STEPS + 1}", "--peak-rate=0.0005"])
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("--peak-rate was 0.001 and is 0.0005") == 1
     assert f"Resuming from step {STEPS} of {STEPS + 1}." in done.stdout
-    assert Run(run, TranslationConfig).config() == Run(
-        whole[0], TranslationConfig
-    ).config().replace(steps=STEPS + 1, peak_rate=0.0005)
+    before, after = (Run(folder, TranslationConfig).config() for folder in (whole, run))
+    assert after == before.replace(steps=STEPS + 1, peak_rate=0.0005)
 
 
 @pytest.mark.parametrize(
     ("trainer", "flags", "said"),
     [
-        pytest.param(
-            language_model,
-            ["--text", "{text}", "--context=16"],
-            "nats a token",
-            marks=pytest.mark.soak,
-        ),
         (
             language_model,
             ["--text", "{text}", "--context=16", "--model=transformer_xl", "--batch-size=6"],
@@ -151,7 +114,7 @@ def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags
     (tmp_path / "text").write_text("".join(lines))
     flags = [
         *(flag.format(text=tmp_path / "text") for flag in flags),
-        "--steps=3", "--average=1", "--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8",
+        "--steps=2", "--average=1", "--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8",
         "--num-heads=2", "--warmup-steps=1",
         "--dropout=0", "--attention-dropout=0", "--activation-dropout=0",
         f"--hold-out={0.2 if name == 'language_model' else 10}",
@@ -173,13 +136,13 @@ def test_the_other_commands_train_and_measure_on_two_replicas_too(trainer, flags
 @pytest.mark.soak
 def test_two_replicas_of_one_process_told_to_end_go_on_too(text, whole, tmp_path):
     run = tmp_path / "mirrored"
-    arguments = command(text, run, "--virtual-devices=2")
+    arguments = command_that_dies(text, run, "--virtual-devices=2")
     environment = {**ENVIRONMENT, "DIES": "0:7:15", "DIED": str(run) + ".died"}
     options = {"cwd": ROOT, "env": environment, "capture_output": True, "timeout": 300}
     assert subprocess.run(arguments, **options).returncode == 75
     done = subprocess.run(arguments, **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    for one, other in zip(weights_of(run), weights_of(whole[0]), strict=True):
+    for one, other in zip(weights_of(run), weights_of(whole), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-4, err_msg="as on two workers")
 
 
@@ -191,7 +154,7 @@ def test_a_worker_left_alone_ends_with_a_line(text, tmp_path, capfd):
     from train.launch.local import Workers
 
     run = tmp_path / "alone"
-    with Workers(command(text, run), 2) as workers:
+    with Workers(command_that_dies(text, run), 2) as workers:
         deadline = time.monotonic() + 200
         while not list(tmp_path.glob("alone/checkpoints/step-*.npz")):
             assert time.monotonic() < deadline
