@@ -41,7 +41,7 @@ def muon(**settings):
 def fitted(model, steps, optimizer):
     """Trains a translation model on drawn ids, the same in each call."""
     draw = np.random.default_rng(1)
-    model.compile(optimizer, kt.TokenCrossentropy(0.1), clip_norm=1.0)
+    model.compile(optimizer, kt.TokenCrossentropy(0.1), clip_norm=1.0, run_eagerly=True)
     for _ in range(steps):
         source, target, labels = draw.integers(4, 30, (3, 6, 7))
         model.train_on_batch({"source_ids": source, "target_ids": target}, labels)
@@ -102,7 +102,7 @@ def test_a_run_goes_on_with_the_same_numbers(tmp_path):
     checkpoints = Checkpoints(tmp_path, whole)
     checkpoints.save()
     other = kt.translation(30, **SIZES)
-    other.compile(muon(), kt.TokenCrossentropy(0.1), clip_norm=1.0)
+    other.compile(muon(), kt.TokenCrossentropy(0.1), clip_norm=1.0, run_eagerly=True)
     Checkpoints(tmp_path, other).restore()
     ids = np.random.default_rng(2).integers(4, 30, (3, 6, 7))
     for model in (whole, other):

@@ -3,8 +3,8 @@
 import os
 import pty
 import re
-import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -12,7 +12,7 @@ from train import translation
 
 from .conftest import SETTINGS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager_steps")]
 
 NUMBER = r"[\d.,e+-]+"
 
@@ -68,16 +68,16 @@ def test_a_log_that_cannot_be_written_is_named_before_any_work(flags, tmp_path, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_terminal_has_a_bar_that_counts_the_epochs_of_the_run(flags, tmp_path):
+def test_a_terminal_has_a_bar_that_counts_the_epochs_of_the_run(flags, monkeypatch):
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "train.translation", *flags, "--steps=11"]
-    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL)
-    os.close(theirs)
-    shown = b""
-    while chunk := _read(ours):
-        shown += chunk
-    assert process.wait() == 0
-    text = shown.decode()
+    shown = []
+    reader = threading.Thread(target=lambda: shown.extend(iter(lambda: _read(ours), b"")))
+    reader.start()
+    with os.fdopen(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", terminal)
+        translation.main([*flags, "--steps=11"])
+    reader.join()
+    text = b"".join(shown).decode()
     last = re.search(r"11 steps, (\d+) per epoch", text)
     epochs = -(-11 // int(last[1]))
     titles = re.findall(r"Epoch (\d+)/(\d+)", text)

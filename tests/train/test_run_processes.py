@@ -2,58 +2,54 @@
 
 import os
 import pathlib
-import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
+from train import translation
+
 from .conftest import SETTINGS
+from .test_recovery import Break
 
 pytestmark = pytest.mark.slow
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def command(text, run, steps=3000):
+def flags_of(text, run):
     settings = [flag for flag in SETTINGS if "checkpoint" not in flag]
-    return [
-        sys.executable, "-m", "train.translation", *text, *settings, f"--steps={steps}",
-        "--checkpoint-every=1", "--run", str(run),
-    ]  # fmt: skip
+    return [*text, *settings, "--steps=3000", "--checkpoint-every=1", f"--run={run}"]
 
 
-def start(text, run, steps=3000):
-    return subprocess.Popen(
-        command(text, run, steps), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )  # fmt: skip
+def newest_of(run):
+    return max((int(path.stem[5:]) for path in run.glob("checkpoints/step-*.npz")), default=0)
 
 
-def wait_for(condition, process, seconds=200):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline and process.poll() is None, process.stderr.read()
-        time.sleep(0.02)
-
-
-def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
+@pytest.mark.usefixtures("eager_steps")
+def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
-    first = start(text, run)
+    first = subprocess.Popen(
+        [sys.executable, "-m", "train.translation", *flags_of(text, run)], cwd=ROOT,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )  # fmt: skip
     try:
-        wait_for(lambda: list(run.glob("checkpoints/step-*.npz")), first)
-        second = start(text, run)
-        _, message = second.communicate(timeout=200)
-        assert second.returncode == 2
-        lines = [line for line in message.splitlines() if line.startswith("error")]
-        assert lines == [
+        deadline = time.monotonic() + 200
+        while not newest_of(run):
+            assert time.monotonic() < deadline and first.poll() is None, first.stderr.read()
+            time.sleep(0.02)
+        with pytest.raises(SystemExit) as refused:
+            translation.main(flags_of(text, run))
+        assert refused.value.code == 2
+        assert capsys.readouterr().err == (
             f"error: Another process is training in {run}. Wait until it ends, or choose "
-            "another --run."
-        ]
-        assert "Traceback" not in message and first.poll() is None
+            "another --run.\n"
+        )
+        assert first.poll() is None
     finally:
-        first.send_signal(signal.SIGKILL)
+        first.kill()
         first.communicate()
     for draft in (
         tmp_path / ".draft-7-run",
@@ -63,13 +59,11 @@ def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path):
         run / "checkpoints" / ".draft-7-step-9.npz",
     ):
         draft.write_text("left by a killed process")
-    third = start(text, run)
-    try:
-        wait_for(lambda: not (run / ".draft-7-model.keras").exists(), third)
-        newest = max(int(p.stem[5:]) for p in run.glob("checkpoints/step-*.npz"))
-        wait_for(lambda: not (run / "checkpoints" / f"step-{newest}.npz").exists(), third)
-        left = {path.name for path in tmp_path.rglob(".draft-7*")}
-        assert left == {".draft-7-other", ".draft-7-onnx"}, "only training's are removed"
-    finally:
-        third.send_signal(signal.SIGKILL)
-        assert "Resuming from step" in third.communicate()[0]
+    newest = newest_of(run)
+    monkeypatch.setattr("train.loop.StopOnNonFiniteLoss", lambda: Break(newest + 3))
+    with pytest.raises(SystemExit):
+        translation.main(flags_of(text, run))
+    assert f"Resuming from step {newest} of 3000." in capsys.readouterr().out
+    left = {path.name for path in tmp_path.rglob(".draft-7*")}
+    assert left == {".draft-7-other", ".draft-7-onnx"}, "only training's are removed"
+    assert not (run / "checkpoints" / f"step-{newest}.npz").exists()
