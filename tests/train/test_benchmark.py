@@ -5,15 +5,12 @@ import time
 
 import pytest
 
-from train import translation
 from train.benchmark import command, parts
 from train.benchmark.command import choose_device
 from train.benchmark.engines import SIZES, Candidate, Engine, Size, Workload, size_on
 from train.benchmark.products import Product, forward_products, training_flops
-from train.benchmark.rounds import measure
+from train.benchmark.rounds import measure, seconds_a_unit, why_not
 from train.benchmark.tables import compare, engine_table
-
-from .conftest import SETTINGS
 
 SIZE = Size(
     num_layers=2,
@@ -104,9 +101,8 @@ def test_the_clock_is_read_when_all_work_is_done():
 
 
 @pytest.mark.soak
-def test_what_a_run_serves_is_measured_from_text_to_text(text, tmp_path, capsys):
-    run, sources = tmp_path / "run", tmp_path / "sources"
-    translation.main([*text, *SETTINGS, "--steps=3", f"--run={run}"])
+def test_what_a_run_serves_is_measured_from_text_to_text(run_of, tmp_path, capsys):
+    run, sources = run_of("translation"), tmp_path / "sources"
     sources.write_text("abc\n\nfe ad\nb\n")
     served = ["--part=served", f"--run={run}", f"--text={sources}", "--repeats=1"]
     assert command.run([*served, "--decode-batch=2"]) == 0
@@ -241,8 +237,44 @@ def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys,
     assert message in error and error.count("\n") == 1
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Engines are built here: each needs seconds to start in a process of its own."""
+    # Not above, for the engines of this file do without them.
+    import keras
+    import tensorflow as tf
+
+    def measured_here(candidates, repeats, steps):
+        rows = []
+        for label, build, workload in candidates:
+            row = {"name": label, "unavailable": None, "seconds": []}
+            try:
+                engine = build(workload)
+            except ModuleNotFoundError as error:
+                row["unavailable"] = why_not(error)
+            else:
+                engine.prepare()
+                row |= {"name": engine.name, "parameters": engine.num_parameters}
+                row["result"] = engine.finish(engine.unit())
+                row["seconds"] = [seconds_a_unit(engine, steps) for _ in range(repeats)]
+            rows.append(row)
+            keras.config.set_dtype_policy("float32")
+        return rows
+
+    monkeypatch.setattr(parts, "measure", measured_here)
+    monkeypatch.setattr(keras.backend, "clear_session", lambda: None)
+    for name in ("intra", "inter"):  # it computes already
+        monkeypatch.setattr(tf.config.threading, f"set_{name}_op_parallelism_threads", int)
+
+
+@pytest.mark.filterwarnings("ignore")  # as in their own processes, whose streams are closed
+@pytest.mark.parametrize(
+    "place", ["in_this_process", pytest.param("counted", marks=pytest.mark.soak)],
+    ids=["one process", "a process each"],
+)  # fmt: skip
 @pytest.mark.slow
-def test_a_toy_run_measures_all_engines_that_are_installed(tmp_path, capsys):
+def test_a_toy_run_measures_all_engines_that_are_installed(place, tmp_path, capsys, request):
+    request.getfixturevalue(place)
     report_file = tmp_path / "report.json"
     options = [*TOY_RUN, "--dtype", "bfloat16", "--decode-batch", "2", "--json", str(report_file)]
     assert command.run(options) == 0, capsys.readouterr().out

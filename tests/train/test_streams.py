@@ -3,12 +3,13 @@
 import itertools
 import os
 import random
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from train import language_model, translation
+from keras_transformer.serving import Translator
 
 from .conftest import SETTINGS
 
@@ -41,18 +42,6 @@ def test_help_and_mistakes_end_quietly():
         assert done.returncode == (0 if flag == "--help" else 2), (command, flag, redirection)
 
 
-@pytest.fixture(scope="module")
-def runs(text, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs")
-    flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=1", "--run", str(folder / "translation")]
-    translation.main(flags)
-    (folder / "text.txt").write_text("the cat sat on the mat.\n" * 30)
-    flags = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
-    flags += ["--context=16", "--batch-size=4", "--steps=1", "--text", str(folder / "text.txt")]
-    language_model.main([*flags, "--run", str(folder / "language_model")])
-    return folder
-
-
 FULL = "error: [Errno 28] No space left on device\n"
 ANSWERS = [
     ("translation translate", "<&- 2>&-", 0, ""),
@@ -65,18 +54,17 @@ ANSWERS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "redirection", "code", "message"), ANSWERS)
-def test_answers_end_in_one_line_or_none(runs, command, redirection, code, message):
-    run = runs / command.split()[0]
+def test_answers_end_in_one_line_or_none(run_of, command, redirection, code, message):
+    run = shlex.quote(str(run_of(command.split()[0])))
     done = run_in_shell(f"train.{command} --run {run}", redirection)
     assert (done.returncode, done.stderr) == (code, message)
 
 
 @pytest.mark.slow
 def test_a_training_needs_no_stream_and_writes_its_files_whole(text, tmp_path):
-    flags = [*text, *SETTINGS, "--steps=4", "--run", str(tmp_path / "run")]
+    flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=1", "--average=1", f"--run={tmp_path}/run"]
     done = run_in_shell(f"train.translation {' '.join(flags)}", CLOSED[-1])
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"model.keras", "attention.html", "history.csv"} <= files
-    flags = ["--source", text[3], "--target", text[7], "--run", str(tmp_path / "run")]
-    translation.main(["evaluate", *flags])
+    Translator.load(tmp_path / "run")
