@@ -1,4 +1,4 @@
-"""Twenty kills at random moments: pytest -m soak (about four minutes each)."""
+"""Kills at random moments, of trainings and of exports: pytest -m soak."""
 
 import os
 import pathlib
@@ -16,17 +16,17 @@ from keras_transformer.serving.publishing.c_api import ask
 
 from .conftest import SETTINGS
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 200
-DEVICES = ["", "--virtual-devices=2"]
+STEPS = 80
+DEVICES = {"one device": [], "two replicas": ["--virtual-devices=2"]}
 
 
 def start(*arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "train.translation", *map(str, arguments)],
+        [sys.executable, "-m", "tests.train.dying", *map(str, arguments)],
         cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "DIES": "1:0:9", "DIED": "nobody"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
@@ -52,49 +52,46 @@ def kill_when(process, happens, delay):
     return process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("devices", DEVICES)
-def test_twenty_kills_change_nothing(text, tmp_path, devices):
-    draw = random.Random(len(devices))
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    flags = [*text, *SETTINGS, f"--steps={STEPS}", "--checkpoint-every=2", "--run"]
-    device_flags = [devices] if devices else []
-    finish(start(*flags, whole, *device_flags))
-
+def test_kills_of_a_training_change_nothing(text, made_once, tmp_path, devices, part):
+    draw, killed = random.Random(f"{devices} {part}"), tmp_path / "killed"
+    flags = [*text[:2], *text[4:6], *SETTINGS, *DEVICES[devices], f"--steps={STEPS}"]
+    flags += ["--checkpoint-every=2", "--run"]
+    whole = made_once(f"whole on {devices}", lambda run: finish(start(*flags, run / "run"))) / "run"
     kills = 0
-    for index in range(14):
-        process = start(*flags, killed, *device_flags)
-        if index % 2:  # while a checkpoint is being written
-            temporary = killed / "checkpoints"
+    for index in range(3):
+        process = start(*flags, killed)
+        if (index + part) % 2:  # while a checkpoint is being written
             goal = newest_step(killed) + 2 * draw.randint(1, 5)
 
-            def happens(goal=goal, temporary=temporary):
-                return newest_step(killed) >= goal and any(temporary.glob(".draft-*"))
+            def happens(goal=goal):
+                drafts = (killed / "checkpoints").glob(".draft-*")
+                return newest_step(killed) >= goal and any(drafts)
 
             kills += kill_when(process, happens, draw.uniform(0, 0.003))
         else:
             goal = newest_step(killed) + 2 * draw.randint(1, 10)
-            kills += kill_when(process, lambda g=goal: newest_step(killed) >= g, draw.random() / 4)
-    assert kills == 14
-    finish(start(*flags, killed, *device_flags))
+            kills += kill_when(process, lambda g=goal: newest_step(killed) >= g, draw.random() / 20)
+    assert kills == 3
+    finish(start(*flags, killed))
     pairs = zip(RunFolder(whole).model().weights, RunFolder(killed).model().weights, strict=True)
     for one, other in pairs:
         np.testing.assert_array_equal(one.numpy(), other.numpy())
 
-    models = tmp_path / "models"
-    export = ["export", "--directory", models, "--name", "letters", "--run"]
-    finish(start(*export, whole))
+
+@pytest.mark.parametrize("part", range(2))
+def test_kills_of_an_export_leave_no_half_version(run_of, tmp_path, part):
+    draw, models = random.Random(part), tmp_path / "models"
+    export = ["export", "--directory", models, "--name=letters", "--run", run_of("translation")]
+    finish(start(*export))
     request = {"signature_name": "serving_default", "inputs": {"text": ["abc", "fedcba"]}}
     expected = ask(models / "letters" / "1", [request])
-    for _ in range(6):  # while an export is being written or checked
-        process = start(*export, killed)
-
-        before = set(models.iterdir())
-
-        def happens(before=before):
-            return bool(set(models.iterdir()) - before)
-
+    for _ in range(2):  # while an export is being written or checked
+        process, before = start(*export), set(models.iterdir())
+        happens = lambda before=before: set(models.iterdir()) - before  # noqa: E731
         assert kill_when(process, happens, draw.uniform(0, 4))
-        versions = [p.name for p in (models / "letters").iterdir()]
+        versions = [path.name for path in (models / "letters").iterdir()]
         assert versions == ["1"], "no half version is served"
-    finish(start(*export, killed))
+    finish(start(*export))
     assert ask(models / "letters" / "2", [request]) == expected
