@@ -28,12 +28,11 @@ def start(*arguments):
         cwd=ROOT,
         env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "DIES": "1:0:9", "DIED": "nobody"},
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
     )
 
 
 def finish(process):
-    assert process.wait(timeout=600) == 0, process.stderr.read().decode()[-3000:]
+    assert process.wait(timeout=600) == 0
 
 
 def newest_step(run):
@@ -60,7 +59,7 @@ def test_kills_of_a_training_change_nothing(text, made_once, tmp_path, devices, 
     flags += ["--checkpoint-every=2", "--run"]
     whole = made_once(f"whole on {devices}", lambda run: finish(start(*flags, run / "run"))) / "run"
     kills = 0
-    for index in range(3):
+    for index in range(2):
         process = start(*flags, killed)
         if (index + part) % 2:  # while a checkpoint is being written
             goal = newest_step(killed) + 2 * draw.randint(1, 5)
@@ -73,7 +72,7 @@ def test_kills_of_a_training_change_nothing(text, made_once, tmp_path, devices, 
         else:
             goal = newest_step(killed) + 2 * draw.randint(1, 10)
             kills += kill_when(process, lambda g=goal: newest_step(killed) >= g, draw.random() / 20)
-    assert kills == 3
+    assert kills == 2
     finish(start(*flags, killed))
     pairs = zip(RunFolder(whole).model().weights, RunFolder(killed).model().weights, strict=True)
     for one, other in pairs:
