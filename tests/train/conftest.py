@@ -1,5 +1,6 @@
 """A small text and the settings of a model so small that it is trained in seconds."""
 
+import contextlib
 import gzip
 import importlib
 import os
@@ -40,14 +41,36 @@ def told_results():
     """Trainings of this process end as usual, with pictures and scores."""
 
 
+NOT_DATASETS = "Even though the `tf.config"  # TensorFlow's warning: datasets keep their graphs
+
+
+@contextlib.contextmanager
+def run_eagerly(value):
+    """Whether TensorFlow leaves out graphs: of few small steps, most of the time is tracing."""
+    import tensorflow as tf
+
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(value)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", NOT_DATASETS)
+            yield
+    finally:
+        tf.config.run_functions_eagerly(before)
+
+
 @pytest.fixture
-def eager_steps():
-    """Steps are not traced, which takes most of the time of a training of a few steps."""
-    tf.config.run_functions_eagerly(True)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Even though the `tf.config.experimental_run_functions")
+def eager(request):
+    """Trainings and searches of this process run eagerly."""
+    request.node.add_marker(pytest.mark.filterwarnings(f"ignore:{NOT_DATASETS}"))
+    with run_eagerly(True):
         yield
-    tf.config.run_functions_eagerly(False)
+
+
+@pytest.fixture
+def unchecked_exports(monkeypatch):
+    """Exports of this process are not checked by a fresh one: the test asks one itself."""
+    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
 
 
 def write_pairs(folder):
@@ -100,7 +123,7 @@ def run_of(text, made_once):
     """
 
     def run(command):
-        with pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch, run_eagerly(False):
             leave_results_untold(patch)
             return made_once(f"{command} run", partial(train_one, command, text)) / "run"
 

@@ -121,24 +121,28 @@ def test_labels_nested_too_deep_are_named(content, tmp_path):
 TEXTS = ["a b", "b a c"]
 
 
-def folder_of_two(path, **others):
-    """A run that has a tokenizer for each side."""
+def write_run_of_two(folder):
     texts = ParallelText(TEXTS, TEXTS), None
-    experiment = TranslationExperiment(TranslationConfig(**others), texts)
+    experiment = TranslationExperiment(TranslationConfig(), texts)
     source, experiment.target_tokenizer = (train_sentencepiece(TEXTS[:n], 264 + n) for n in (1, 2))
     experiment.make_tokenizer = lambda: source
-    run = Run(path, TranslationConfig)
+    run = Run(folder / "run", TranslationConfig)
     run.draft().write(experiment)
     run.create()
-    return run
+
+
+@pytest.fixture
+def run(made_once, tmp_path):
+    """A run that has a tokenizer for each side."""
+    written = made_once("run of two tokenizers", write_run_of_two)
+    return Run(shutil.copytree(written / "run", tmp_path / "run"), TranslationConfig)
 
 
 LOST = ["missing", "empty", "cut off", "a bit"]
 
 
 @pytest.mark.parametrize("how", LOST)
-def test_without_checksums_a_run_still_has_two_tokenizers(how, tmp_path):
-    run = folder_of_two(tmp_path / "run")
+def test_without_checksums_a_run_still_has_two_tokenizers(how, run):
     content = bytearray(run.checksums_file.read_bytes())
     if how == "missing":
         run.checksums_file.unlink()
@@ -152,33 +156,22 @@ def test_without_checksums_a_run_still_has_two_tokenizers(how, tmp_path):
         run.target_tokenizer()
 
 
-def test_a_second_tokenizer_that_is_missing_is_named(tmp_path):
-    run = folder_of_two(tmp_path / "run")
+def test_a_second_tokenizer_that_is_missing_is_named(run):
     run.target_tokenizer_file.unlink()
     with pytest.raises(DamagedFile, match=r"target_tokenizer.model is missing"):
         run.target_tokenizer()
 
 
 @pytest.mark.parametrize("said", [False, None, 0, 1, "yes", [], {}])
-def test_what_the_config_says_of_tokenizers_must_fit_the_files(said, tmp_path):
-    run = folder_of_two(tmp_path / "run")
+def test_what_the_config_says_of_tokenizers_must_fit_the_files(said, run):
     edit(run.path, target_tokenizer=said)
     with pytest.raises(DamagedFile, match=r"target_tokenizer in .*config.json must be true, as .*"):
         run.target_tokenizer()
 
 
-def test_a_resumed_run_keeps_its_two_tokenizers(tmp_path):
-    run = folder_of_two(tmp_path / "run")
+def test_a_resumed_run_keeps_its_two_tokenizers(run):
     run.record(TranslationConfig(steps=9000))
     assert run.has_two_tokenizers() and run.config().steps == 9000
-
-
-@pytest.fixture(scope="module")
-def runs(text, tmp_path_factory):
-    """A finished run of translation."""
-    folder = tmp_path_factory.mktemp("runs")
-    translation.main([*text, *SETTINGS, "--steps=3", "--run", str(folder / "run")])
-    return folder
 
 
 def refused(main, flags, capsys):
@@ -191,8 +184,8 @@ def refused(main, flags, capsys):
 
 
 @pytest.mark.slow
-def test_every_command_checks_an_edited_config(runs, text, tmp_path, capsys):
-    run = shutil.copytree(runs / "run", tmp_path / "run")
+def test_every_command_checks_an_edited_config(run_of, text, tmp_path, capsys):
+    run = shutil.copytree(run_of("translation"), tmp_path / "run")
     edit(run, max_length="many")
     where = ["--run", run]
     for main, flags in (
@@ -215,8 +208,8 @@ def test_every_command_checks_an_edited_config(runs, text, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_packed_by_hand_is_not_believed(runs, text, tmp_path, capsys):
-    run = shutil.copytree(runs / "run", tmp_path / "run")
+def test_packed_by_hand_is_not_believed(run_of, text, tmp_path, capsys):
+    run = shutil.copytree(run_of("translation"), tmp_path / "run")
     edit(run, packed=True)
     flags = [*text[:2], *text[4:6], "--pretrained", run, "--packed", "--run", tmp_path / "tuned"]
     assert "--packed needs a --pretrained that was trained with --packed" in refused(
@@ -225,8 +218,9 @@ def test_packed_by_hand_is_not_believed(runs, text, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_pretrained_of_another_command_is_named_as_such(runs, text, tmp_path, capsys):
-    flags = ["--text", text[3], "--pretrained", runs / "run", "--run", tmp_path / "tuned"]
+def test_a_pretrained_of_another_command_is_named_as_such(run_of, text, tmp_path, capsys):
+    run = run_of("translation")
+    flags = ["--text", text[3], "--pretrained", run, "--run", tmp_path / "tuned"]
     assert "--pretrained must be a finished run of keras-transformer language-model" in refused(
         language_model.main, flags, capsys
     )
@@ -242,10 +236,10 @@ WRONG_MODELS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG_MODELS)
-def test_a_model_that_cannot_be_loaded_is_named(name, runs, tmp_path, capsys):
+def test_a_model_that_cannot_be_loaded_is_named(name, run_of, tmp_path, capsys):
     import zipfile
 
-    run = shutil.copytree(runs / "run", tmp_path / "run")
+    run = shutil.copytree(run_of("translation"), tmp_path / "run")
     (old, new), expected = WRONG_MODELS[name]
     with zipfile.ZipFile(run / "model.keras") as archive:
         entries = {entry: archive.read(entry) for entry in archive.namelist()}
@@ -261,10 +255,10 @@ def test_a_model_that_cannot_be_loaded_is_named(name, runs, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_translation_of_two_vocabularies_survives_the_loss_of_checksums(runs, tmp_path):
+def test_a_translation_of_two_vocabularies_survives_the_loss_of_checksums(run_of, tmp_path):
     from keras_transformer.serving import Translator
 
-    run = shutil.copytree(runs / "run", tmp_path / "run")
+    run = shutil.copytree(run_of("translation"), tmp_path / "run")
     shutil.copy(run / "tokenizer.model", run / "target_tokenizer.model")
     (run / "checksums.npz").unlink()
     edit(run, target_tokenizer=True)

@@ -11,19 +11,13 @@ import pytest
 from keras_transformer.serving import RunFolder
 from keras_transformer.training.checkpoint_files import steps_in
 from train import translation
-from train.classification import ClassificationConfig
 from train.language_model import LanguageModelConfig
-from train.pretraining import PretrainingConfig
 from train.progress import read_epochs
 from train.run import Run
 from train.training_config import MAY_CHANGE
 from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
-
-pytestmark = pytest.mark.slow
-
-CONFIGS = (TranslationConfig, LanguageModelConfig, ClassificationConfig, PretrainingConfig)
 
 
 def folder_of(path, config, finished=False):
@@ -127,6 +121,8 @@ def test_a_config_of_another_command_is_named(wrong, tmp_path):
         run.config()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_another_rate_saves_a_training_whose_loss_was_not_finite(text, tmp_path, capsys):
     run = tmp_path / "run"
     flags = [*text[:2], *text[4:6], *SETTINGS, "--run", str(run)]
@@ -146,19 +142,21 @@ def test_another_rate_saves_a_training_whose_loss_was_not_finite(text, tmp_path,
     assert all(np.isfinite(weights).all() for weights in RunFolder(run).model().get_weights())
 
 
-def test_a_run_goes_on_longer_with_the_new_rate_from_its_checkpoint(text, tmp_path, capsys):
-    run, other = tmp_path / "run", tmp_path / "other"
-    flags = [*text[:2], *text[4:6], *SETTINGS, "--average=1"]
-    translation.main([*flags, "--steps=6", "--run", str(run)])
-    (run / "model.keras").unlink()  # as if stopped just before its end
-    shutil.copytree(run, other)
-    translation.main([*flags, "--steps=9", "--run", str(run)])
-    translation.main([*flags, "--steps=9", "--peak-rate=0.01", "--run", str(other)])
-    assert capsys.readouterr().out.count("Resuming from step 6 of 9.") == 2
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
+def test_a_run_goes_on_longer_with_the_new_rate_from_its_checkpoint(text, run_of, tmp_path, capsys):
+    run, other = (shutil.copytree(run_of("translation"), tmp_path / name) for name in "ab")
+    flags = [*text, *SETTINGS, "--checkpoint-every=1", "--average=1", "--steps=5"]
+    for path, rate in ((run, "0.001"), (other, "0.01")):
+        (path / "model.keras").unlink()  # as if stopped just before its end
+        translation.main([*flags, f"--peak-rate={rate}", "--run", str(path)])
+    assert capsys.readouterr().out.count("Resuming from step 3 of 5.") == 2
     one, two = (RunFolder(path).model().get_weights() for path in (run, other))
     assert any(np.abs(a - b).max() > 1e-3 for a, b in zip(one, two, strict=True))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_bleu_may_be_measured_later_and_no_more(text, tmp_path, capsys):
     """history.csv gets the column, and epochs without it say so."""
     run = Run(tmp_path / "run", TranslationConfig)
@@ -176,20 +174,22 @@ def test_bleu_may_be_measured_later_and_no_more(text, tmp_path, capsys):
     assert len(history["val_loss"]) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start(
     text, tmp_path, capsys
 ):
     run, whole = tmp_path / "run", tmp_path / "whole"
     flags = [*text, *SETTINGS, "--average=1"]
-    translation.main([*flags, "--steps=6", "--run", str(run)])
+    translation.main([*flags, "--steps=3", "--run", str(run)])
     before = (run / "model.keras").read_bytes()
-    translation.main([*flags, "--steps=6", "--run", str(run)])
+    translation.main([*flags, "--steps=3", "--run", str(run)])
     assert "is already trained: nothing to do." in capsys.readouterr().out
-    translation.main([*flags, "--steps=9", "--run", str(run)])
+    translation.main([*flags, "--steps=6", "--run", str(run)])
     said = capsys.readouterr().out
-    assert "--steps was 6 and is 9." in said and "Resuming from step 6 of 9." in said
+    assert "--steps was 3 and is 6." in said and "Resuming from step 3 of 6." in said
     assert (run / "model.keras").read_bytes() != before
-    translation.main([*flags, "--steps=9", "--run", str(whole)])
+    translation.main([*flags, "--steps=6", "--run", str(whole)])
     one, two = (RunFolder(path).model().get_weights() for path in (run, whole))
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -199,13 +199,14 @@ def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5), name
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_a_run_that_goes_on_keeps_its_model_until_the_next_is_finished(
-    text, tmp_path, capsys, monkeypatch
+    text, run_of, tmp_path, capsys, monkeypatch
 ):
     """Stopped before its first new checkpoint or after its last, it is not taken for finished."""
-    run = Run(tmp_path / "run", TranslationConfig)
-    flags = [*text[:2], *text[4:6], *SETTINGS, "--average=1", "--run", str(run.path)]
-    translation.main([*flags, "--steps=3"])
+    run = Run(shutil.copytree(run_of("translation"), tmp_path / "run"), TranslationConfig)
+    flags = [*text, *SETTINGS, "--checkpoint-every=1", "--run", str(run.path)]
     run.record(run.config().replace(steps=6))  # as if killed after this
     before = run.model_file.read_bytes()
     with monkeypatch.context() as killed:

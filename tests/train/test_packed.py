@@ -19,8 +19,6 @@ from train.translation import TranslationConfig
 from .conftest import SETTINGS
 from .test_language_model import FLAGS
 
-pytestmark = pytest.mark.slow
-
 DOCUMENTS = "".join(f"{'so ' * (n % 7)}it goes\n\n" for n in range(150))
 
 
@@ -49,6 +47,8 @@ def train_whole_and_in_two_parts(command, flags, folder, monkeypatch):
     return whole
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_a_packed_translation_resumes_exactly_and_is_served(text, tmp_path, capsys, monkeypatch):
     flags = [*text[:2], *text[4:6], *SETTINGS, "--packed"]
     run = train_whole_and_in_two_parts(translation, flags, tmp_path, monkeypatch)
@@ -60,7 +60,8 @@ def test_a_packed_translation_resumes_exactly_and_is_served(text, tmp_path, caps
     assert "packed was True and is False" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("told_results")
+@pytest.mark.slow
+@pytest.mark.usefixtures("told_results", "eager")
 def test_packed_documents_resume_exactly_and_are_continued(tmp_path, capsys, monkeypatch):
     (tmp_path / "text.txt").write_text(DOCUMENTS)
     flags = ["--text", str(tmp_path / "text.txt"), *FLAGS, "--packed", "--schedule=inverse_sqrt"]
