@@ -26,18 +26,18 @@ def weights_of(run):
     return [weight.numpy() for weight in RunFolder(run).model().weights]
 
 
-class StopAtStepFive(keras.callbacks.Callback):
+class StopAtStepThree(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == 5:
+        if int(self.model.optimizer.iterations) == 3:
             raise KeyboardInterrupt
 
 
 def train_whole_and_in_two_parts(command, flags, folder, monkeypatch):
-    flags = [*flags, "--steps=7", "--checkpoint-every=3", "--average=1", "--run"]
+    flags = [*flags, "--steps=4", "--checkpoint-every=2", "--average=1", "--run"]
     whole, resumed = folder / "whole", folder / "resumed"
     command.main([*flags, str(whole)])
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "StopOnNonFiniteLoss", StopAtStepFive)
+        patched.setattr(loop, "StopOnNonFiniteLoss", StopAtStepThree)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             command.main([*flags, str(resumed)])
     assert not (resumed / "model.keras").exists()
@@ -56,7 +56,7 @@ def test_a_packed_translation_resumes_exactly_and_is_served(text, tmp_path, caps
     assert Run(run, TranslationConfig).config().packed
     assert len(Translator.load(run)(["a b c", "d"])) == 2
     with pytest.raises(SystemExit):
-        translation.main([*flags, "--no-packed", "--steps=7", "--average=1", "--run", str(run)])
+        translation.main([*flags, "--no-packed", "--steps=4", "--average=1", "--run", str(run)])
     assert "packed was True and is False" in capsys.readouterr().err
 
 

@@ -18,16 +18,21 @@ from train import translation
 from train.run import Run
 from train.translation import TranslationConfig, TranslationExperiment
 
-from .conftest import SETTINGS
+from .conftest import SETTINGS, run_eagerly
 
-pytestmark = pytest.mark.slow
+# Steps of the whole text, so that an epoch is one and all have the same shape.
+TRAINED = [
+    "--tokens-per-batch=4096", "--checkpoint-every=1", "--steps=2", "--bleu-every=2",
+    "--peak-rate=0.01",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
-    """The folder of a run of 11 steps."""
+    """The folder of a run of 2 steps, whose mean are its averaged weights, the last its best."""
     run = tmp_path_factory.mktemp("runs") / "whole"
-    translation.main([*text, *SETTINGS, "--steps=11", "--bleu-every=2", "--run", str(run)])
+    with run_eagerly(True):
+        translation.main([*text, *SETTINGS, *TRAINED, "--run", str(run)])
     return run
 
 
@@ -40,6 +45,7 @@ def exit_message(capsys, *arguments):
     return message
 
 
+@pytest.mark.slow
 def test_a_run_leaves_model_history_and_pictures(trained):
     names = {path.name for path in trained.iterdir()}
     assert {"config.json", "tokenizer.model", "model.keras", "history.csv"} <= names
@@ -49,6 +55,7 @@ def test_a_run_leaves_model_history_and_pictures(trained):
     assert np.isfinite(history["loss"]).all() and history["val_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("told_results")
 def test_scores_during_training_compile_one_search_for_all_epochs(
     text, tmp_path, monkeypatch, capsys
@@ -64,7 +71,7 @@ def test_scores_during_training_compile_one_search_for_all_epochs(
     monkeypatch.setattr(translator, "compiled", kept)
     run = tmp_path / "run"
     flags = ["--metric=rouge", "--bleu-every=1", "--run", str(run)]
-    translation.main([*text, *SETTINGS, "--steps=11", *flags])
+    translation.main([*text, *SETTINGS, *TRAINED, *flags])
     assert len(Run(run, TranslationConfig).history()["val_rouge"]) > 1
     assert (run / "best.keras").exists()
     printed = capsys.readouterr().out
@@ -73,29 +80,33 @@ def test_scores_during_training_compile_one_search_for_all_epochs(
     assert searches[0].experimental_get_tracing_count() == 1
 
 
-@pytest.mark.usefixtures("told_results")
+@pytest.mark.slow
+@pytest.mark.usefixtures("told_results", "eager")
 def test_a_run_without_a_validation_text_has_pictures_too(text, tmp_path):
     run = tmp_path / "run"
-    translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=2", "--run", str(run)])
+    translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=1", "--run", str(run)])
     assert set(Run(run, TranslationConfig).history()) == {
         "loss", "perplexity", "token_accuracy", "tokens_per_second",
     }  # fmt: skip
     assert (run / "learning_curves.png").exists()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(text, trained, capsys):
     before = (trained / "model.keras").read_bytes()
-    arguments = [*text, *SETTINGS, "--steps=11", "--bleu-every=2", "--run", str(trained)]
-    translation.main(arguments)
+    translation.main([*text, *SETTINGS, *TRAINED, "--run", str(trained)])
     assert "already trained" in capsys.readouterr().out
     assert (trained / "model.keras").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_other_settings_never_overwrite_a_run(text, trained, capsys):
-    message = exit_message(capsys, *text, *SETTINGS, "--steps=10", "--run", str(trained))
-    assert "--steps was 11 and is 10" in message
+    flags = [*text, *SETTINGS, *TRAINED, "--steps=1", "--run", str(trained)]
+    assert "--steps was 2 and is 1" in exit_message(capsys, *flags)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_translate_keeps_order_and_number_of_lines(trained, monkeypatch, capfdbinary):
     lines = b"abc\n\n\xff\xfe d\n" + b"fed " * 999 + b"\n\nabc"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines)))
@@ -106,6 +117,8 @@ def test_translate_keeps_order_and_number_of_lines(trained, monkeypatch, capfdbi
     assert answer[0] == answer[5] and answer[1] == answer[4] == ""
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch):
     flags = ["--num-beams=3", "--format=json", "--num-best=2", "--run", str(trained)]
 
@@ -125,6 +138,7 @@ def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch
     assert answers(b"\n") == [empty]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -139,18 +153,14 @@ def test_a_number_of_translations_that_cannot_be_is_refused(flags, expected, tra
     assert re.search(expected, capsys.readouterr().err)
 
 
-def test_the_best_weights_are_those_with_the_best_bleu(text, trained, tmp_path, capsys):
+@pytest.mark.slow
+def test_the_best_weights_are_those_with_the_best_bleu(trained, tmp_path, capsys):
     best, averaged = (Translator.load(trained, weights=w) for w in ("best", "averaged"))
     kept = keras.saving.load_model(trained / "best.keras", compile=False)
     for one, other in zip(best.model.weights, kept.weights, strict=True):
         np.testing.assert_array_equal(one, other)
     pairs = zip(best.model.weights, averaged.model.weights, strict=True)
     assert any(np.any(one.numpy() != other.numpy()) for one, other in pairs)
-    flags = ["--run", str(trained), "--directory", str(tmp_path), "--name", "best"]
-    translation.main(["export", *flags, "--weights=best"])
-    request = {"signature_name": "serving_default", "inputs": {"text": ["abc"]}}
-    [answer] = ask(tmp_path / "best" / "1", [request])
-    np.testing.assert_allclose(answer["outputs"]["score"], best.answer(["abc"])["score"], rtol=1e-5)
     with pytest.raises(ValueError, match="weights must be one of averaged, best"):
         Translator.load(trained, weights="last")
     run = shutil.copytree(trained, tmp_path / "run")
@@ -160,36 +170,38 @@ def test_the_best_weights_are_those_with_the_best_bleu(text, trained, tmp_path, 
     assert "no best.keras: no score was measured during training" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_evaluate_prints_the_metric_of_the_run_or_another(text, trained, capsys):
     flags = [*text[2:4], *text[6:8]]
     flags = ["--run", str(trained), *(flag.replace("--valid-", "--") for flag in flags)]
     translation.main(["evaluate", *flags])
     printed = capsys.readouterr().out
     assert "BLEU: " in printed and "tok:13a" in printed and "case:lc" in printed
-    translation.main(["evaluate", *flags, "--metric=chrf"])
+    search = ["--num-beams=1", "--length-penalty=0"]
+    translation.main(["evaluate", *flags, "--metric=chrf", *search])
     printed = capsys.readouterr().out
     assert "chrF: " in printed and "BLEU: " not in printed
 
 
-def test_search_can_be_changed_after_the_training(text, trained, capsys, tmp_path):
-    run = ["--run", str(trained)]
-    flags = [flag.replace("--valid-", "--") for flag in [*text[2:4], *text[6:8]]]
-    search = ["--num-beams=1", "--length-penalty=0"]
-    translation.main(["evaluate", *run, *flags, *search])
-    assert "BLEU: " in capsys.readouterr().out
-    search = ["--num-beams=3", "--length-penalty=0.5"]
-    translation.main(["export", *run, "--directory", str(tmp_path), "--name", "a", *search])
+@pytest.mark.slow
+def test_the_best_weights_are_served_with_another_search(trained, capsys, tmp_path):
+    flags = ["--run", str(trained), "--directory", str(tmp_path), "--name", "a", "--weights=best"]
+    translation.main(["export", *flags, "--num-beams=3", "--length-penalty=0.5"])
     assert f"Published {tmp_path / 'a' / '1'}" in capsys.readouterr().out
     inputs = {"text": ["abc"], "target_prefix": [""], "max_length": [0]}
     request = {"signature_name": "translate_nbest", "inputs": inputs}
     default = {"signature_name": "serving_default", "inputs": {"text": ["abc", ""]}}
     nbest, best = (answer["outputs"] for answer in ask(tmp_path / "a" / "1", [request, default]))
     assert len(nbest["translation"][0]) == 3 and best["translation"][1] == ""
-    ours = Translator.load(trained, num_beams=3, length_penalty=0.5)
+    ours = Translator.load(trained, num_beams=3, length_penalty=0.5, weights="best")
     settings = ours.settings
     assert (settings.num_beams, settings.length_penalty) == (3, 0.5)
-    answer = ours.answer(["abc", ""])
+    averaged = Translator.load(trained, num_beams=3, length_penalty=0.5)
+    with run_eagerly(True):
+        answer, other = ours.answer(["abc", ""]), averaged.answer(["abc"])
     np.testing.assert_allclose(best["score"], answer["score"], rtol=1e-5)
+    assert abs(other["score"][0] - answer["score"][0]) > 1e-4
 
 
 @pytest.mark.parametrize(
