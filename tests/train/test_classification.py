@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,8 +20,6 @@ from train.classification import ClassificationConfig, ClassificationExperiment
 from train.progress import StopWithoutProgress
 from train.run import Run
 from train.scores import spearman
-
-pytestmark = pytest.mark.slow
 
 FLAGS = [
     "--vocabulary-size=20", "--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32",
@@ -41,15 +40,23 @@ def write_tsv(path, multi_label):
     path.write_text("\n".join(lines) + "\n")
 
 
+def flags_of(folder):
+    return ["--tsv", str(folder / "texts.tsv"), "--hold-out=30", *FLAGS]
+
+
+def train(multi_label, folder):
+    write_tsv(folder / "texts.tsv", multi_label)
+    classification.main([*flags_of(folder), "--run", str(folder / "run")])
+
+
 @pytest.fixture(scope="module", params=["one label", "multi-label"])
-def trained(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    write_tsv(folder / "texts.tsv", request.param == "multi-label")
-    flags = ["--tsv", str(folder / "texts.tsv"), "--hold-out=30", *FLAGS]
-    classification.main([*flags, "--run", str(folder / "run")])
-    return folder, flags, request.param == "multi-label"
+def trained(request, made_once):
+    multi_label = request.param == "multi-label"
+    folder = made_once(f"classifier of {request.param}", partial(train, multi_label))
+    return folder, flags_of(folder), multi_label
 
 
+@pytest.mark.slow
 def test_a_run_learns_which_words_decide(trained, capsys):
     folder, _, multi_label = trained
     names = {path.name for path in (folder / "run").iterdir()}
@@ -74,6 +81,7 @@ def test_a_run_learns_which_words_decide(trained, capsys):
     assert labels["multi_label"] == multi_label
 
 
+@pytest.mark.slow
 def test_standard_input_is_classified_line_by_line(trained, monkeypatch, capsys):
     folder, _, multi_label = trained
     stdin = io.TextIOWrapper(io.BytesIO(b"a yes b\na b\n\nyes LOUD, a\n"))
@@ -85,22 +93,28 @@ def test_standard_input_is_classified_line_by_line(trained, monkeypatch, capsys)
     assert rows[3][0] == ("good,noisy" if multi_label else "good")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_exports")
+@pytest.mark.parametrize("trained", ["multi-label"], indirect=True)
 def test_a_trained_run_is_served(trained, tmp_path, capsys):
-    folder, _, multi_label = trained
+    folder = trained[0]
     run = ["--run", str(folder / "run"), "--directory", str(tmp_path)]
     classification.main(["export", *run, "--name", "moods"])
     assert f"Published {tmp_path}/moods/1." in capsys.readouterr().out
     [answer] = ask(tmp_path / "moods" / "1", [{"inputs": {"text": ["a yes b", "b b"]}}])
     assert answer["outputs"]["label"] == ["good", "bad"]
-    assert len(answer["outputs"]["probabilities"][0]) == (3 if multi_label else 2)
+    assert len(answer["outputs"]["probabilities"][0]) == 3
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_the_trained_run(trained, capsys):
     folder, flags, _ = trained
     classification.main([*flags, "--run", str(folder / "run")])
     assert "is already trained: nothing to do." in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_a_run_without_progress_stops_and_stays_stopped(tmp_path):
     draw = random.Random(5)
     rows = [f"{' '.join(draw.choices('abc', k=5))}\t{draw.choice(['x', 'y'])}" for _ in range(99)]
@@ -135,6 +149,7 @@ def test_patience_outlasts_the_process(again):
     assert not stop.model.stop_training
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_names_of_its_labels(trained, tmp_path):
     folder, flags, _ = trained
     stopped = shutil.copytree(folder / "run", tmp_path / "run")
@@ -146,6 +161,7 @@ def test_a_run_keeps_the_names_of_its_labels(trained, tmp_path):
     assert (stopped / "labels.json").read_text() == (folder / "run" / "labels.json").read_text()
 
 
+@pytest.mark.slow
 def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
     folder, flags, multi_label = trained
     (tmp_path / "none.tsv").write_text("yes\tgood\na b\t\n")
@@ -163,6 +179,7 @@ def test_texts_are_judged_as_the_model_was_trained(trained, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
@@ -216,6 +233,7 @@ def rated(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_regression_predicts_numbers_and_is_measured_over_all_texts(rated, monkeypatch, capsys):
     run = ["--run", str(rated / "run")]
     with pytest.raises(ValueError, match=r"predicts numbers. Load it as a serving.Regressor"):
@@ -242,6 +260,8 @@ def test_a_regression_predicts_numbers_and_is_measured_over_all_texts(rated, mon
     )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_exports")
 def test_a_regression_is_served(rated, tmp_path):
     classification.main(
         ["export", "--run", str(rated / "run"), "--directory", str(tmp_path), "--name", "ratings"]
@@ -291,6 +311,7 @@ def test_labels_of_another_task_are_one_line_and_leave_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["cut off", "a bit of a label", "no object"])
 def test_damaged_labels_are_named_and_made_again(trained, tmp_path, capsys, how):
     folder, flags, _ = trained

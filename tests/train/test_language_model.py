@@ -2,6 +2,7 @@
 
 import re
 import types
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,6 @@ from keras_transformer.serving.publishing.c_api import ask
 from train import language_model
 from train.language_model import LanguageModelConfig, LanguageModelExperiment, rows_of_a_replica
 from train.run import Run
-
-pytestmark = pytest.mark.slow
 
 # 49 characters a line, so that segments of 16 begin at every one of them.
 TEXT = "the cats sat on the mat; the dog lay on the log.\n" * 40
@@ -38,19 +37,23 @@ OTHERS = [pytest.param(kind, marks=pytest.mark.soak) for kind in ("bytes", "GPT-
 TRAINED = ["characters", "a memory", *OTHERS]
 
 
-@pytest.fixture(scope="module", params=TRAINED)
-def trained(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
+def train(kind, folder):
     (folder / "text.txt").write_text(TEXT)
-    flags = ["--text", str(folder / "text.txt"), *KINDS[request.param], *FLAGS]
-    run = folder / "run"
-    language_model.main([*flags, "--steps=150", "--run", str(run)])
-    return flags, run
+    flags = ["--text", str(folder / "text.txt"), *KINDS[kind], *FLAGS]
+    language_model.main([*flags, "--steps=150", "--run", str(folder / "run")])
 
 
+@pytest.fixture(scope="module", params=TRAINED)
+def trained(request, made_once):
+    """A run of 150 steps."""
+    make = partial(train, request.param)
+    return made_once(f"language model of {request.param}", make) / "run"
+
+
+@pytest.mark.slow
 def test_a_run_learns_and_leaves_its_history(trained):
-    run = Run(trained[1], LanguageModelConfig)
-    names = {path.name for path in trained[1].iterdir()}
+    run = Run(trained, LanguageModelConfig)
+    names = {path.name for path in trained.iterdir()}
     assert names >= {"learning_curves.png", "attention.png", "attention.html"}
     history = run.history()
     assert history["val_loss"][0] > 1.0 > history["val_loss"][-1]
@@ -62,11 +65,11 @@ def has_memory(run):
     return run.config().model == "transformer_xl"
 
 
+@pytest.mark.slow
 def test_evaluation_counts_each_token_once(trained, tmp_path, capsys):
-    _, run = trained
     (tmp_path / "other.txt").write_text(TEXT[:101])
-    arguments = ["--run", str(run), "--text", str(tmp_path / "other.txt")]
-    if has_memory(Run(run, LanguageModelConfig)):
+    arguments = ["--run", str(trained), "--text", str(tmp_path / "other.txt")]
+    if has_memory(Run(trained, LanguageModelConfig)):
         fine, coarse, said = (
             "--memory-length=100",
             "--memory-length=0",
@@ -98,28 +101,38 @@ def test_rows_that_replicas_cannot_share_are_refused(monkeypatch):
         rows_of_a_replica(8)
 
 
+@pytest.mark.slow
 def test_sampling_writes_text_like_the_training_text(trained, capsys):
-    _, run = trained
     prompt = TEXT[:36]  # as many tokens as the model with a memory has before it in training
-    arguments = ["--run", str(run), "--prompt", prompt, "--length=60", "--temperature=0.1"]
+    arguments = ["--run", str(trained), "--prompt", prompt, "--length=60", "--temperature=0.1"]
     language_model.main(["sample", *arguments])
     written = capsys.readouterr().out
     assert written.startswith(prompt) and len(written) == len(prompt) + 61
     assert written[len(prompt) :].count("the ") >= 3
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_exports")
 @pytest.mark.parametrize(
     ("trained", "dtype"),
     [("a memory", "bfloat16"), pytest.param("characters", "float32", marks=pytest.mark.soak)],
     indirect=["trained"],
 )
 def test_a_trained_run_is_served(trained, dtype, tmp_path, capsys):
-    _, run = trained
-    flags = ["--run", str(run), "--name", "mats", "--directory", str(tmp_path), "--dtype", dtype]
+    flags = [
+        "--run",
+        str(trained),
+        "--name",
+        "mats",
+        "--directory",
+        str(tmp_path),
+        "--dtype",
+        dtype,
+    ]
     language_model.main(["export", *flags])
     assert f"Published {tmp_path}/mats/1." in capsys.readouterr().out
     [answer] = ask(tmp_path / "mats" / "1", [{"inputs": {"prompt": ["the cat "]}}])
-    written = 18 if has_memory(Run(run, LanguageModelConfig)) else 8  # half of what it sees
+    written = 18 if has_memory(Run(trained, LanguageModelConfig)) else 8  # half of what it sees
     assert len(answer["outputs"]["continuation"][0]) == written
 
 

@@ -19,7 +19,10 @@ LORA = ["--lora-rank=2", "--lora-targets=value, narrow", "--steps=2", "--checkpo
 LORA += ["--average=2", "--warmup-steps=1", "--peak-rate=0.1"]
 XL = ["--text={folder}/text", "--model=transformer_xl", "--memory-length=5", "--context=8"]
 RUNS = {
-    "translation": (translation, [*SETTINGS, "--tokens-per-batch=4096", "--bleu-every=1"]),
+    "translation": (
+        translation,
+        [*SETTINGS, "--tokens-per-batch=4096", "--bleu-every=1", "--max-target-length=4"],
+    ),
     "transformer_xl": (language_model, [*XL, *TINY, "--tokens=bytes", "--batch-size=4"]),
     "transformer_xl tuned": (language_model, [*XL[:1], "--pretrained={folder}/transformer_xl"]),
     "pretraining": (
