@@ -14,18 +14,12 @@ import pytest
 from keras_transformer.serving import Generator, Translator
 from train import bulk, classification, language_model, translation
 
-from .conftest import SETTINGS
-
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(text, tmp_path_factory):
-    path = tmp_path_factory.mktemp("run") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
-        translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=1", f"--run={path}"])
-    return path
+def run(run_of):
+    return run_of("translation")
 
 
 @pytest.fixture(scope="module")
@@ -170,35 +164,24 @@ def test_files_that_are_there_are_left_out(run, files, answers, tmp_path, capsys
     assert {**content_of(output), "a.txt": b""} == {**content_of(answers), "a.txt": b""}
 
 
-def test_a_classifier_answers_files_too(tmp_path, monkeypatch):
-    rows = "".join(f"{word} film {n}\t{word}\n" for n in range(8) for word in ("good", "bad"))
-    (tmp_path / "train.tsv").write_text(rows)
-    monkeypatch.setattr(classification.ClassificationExperiment, "show_result", lambda *_: None)
-    sizes = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
-    flags = [f"--tsv={tmp_path}/train.tsv", f"--run={tmp_path}/run", "--steps=1", *sizes]
-    classification.main(flags)
-    (tmp_path / "in.txt").write_text("a good film\na bad film\n")
-    flags = [f"--run={tmp_path}/run", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
-    classification.main(["classify", *flags])
+def test_a_classifier_answers_files_too(run_of, tmp_path):
+    (tmp_path / "in.txt").write_text("a good day\na bad day\n")
+    flags = [f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
+    classification.main(["classify", f"--run={run_of('classification')}", *flags])
     labels = [line.split("\t") for line in lines_in(tmp_path / "out" / "in.txt")]
     assert len(labels) == 2 and {label for label, _ in labels} <= {"good", "bad"}
     assert all(np.isfinite(float(share)) for _, share in labels)
 
 
-def test_a_language_model_scores_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr(language_model.LanguageModelExperiment, "show_result", lambda *_: None)
-    (tmp_path / "text.txt").write_text("the cat sat on the mat.\n" * 30)
-    sizes = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
-    flags = [f"--text={tmp_path}/text.txt", f"--run={tmp_path}/run", "--steps=1", "--context=16"]
-    language_model.main([*flags, *sizes, "--batch-size=4"])
-    texts = ["the cat", "mat"]
+def test_a_language_model_scores_lines(run_of, tmp_path):
+    run, texts = run_of("language_model"), ["the cat", "mat"]
     content = "".join(f"{text}\n" for text in texts)
     (tmp_path / "in.txt").write_text(content, encoding="utf-8-sig")  # with a byte order mark
-    flags = [f"--run={tmp_path}/run", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
+    flags = [f"--run={run}", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out"]
     language_model.main(["score", *flags])
     rows = [line.split("\t") for line in lines_in(tmp_path / "out" / "in.txt")]
     assert [int(count) for _, count in rows] == [6, 2]
-    expected = Generator.load(tmp_path / "run").score(texts)
+    expected = Generator.load(run).score(texts)
     np.testing.assert_allclose([float(nats) for nats, _ in rows], expected, atol=1e-4)
 
 

@@ -114,7 +114,6 @@ def test_the_same_command_finds_the_trained_run(trained, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("eager")
 def test_a_run_without_progress_stops_and_stays_stopped(tmp_path):
     draw = random.Random(5)
     rows = [f"{' '.join(draw.choices('abc', k=5))}\t{draw.choice(['x', 'y'])}" for _ in range(99)]
