@@ -18,6 +18,8 @@ from train.pretrained import fine_tuned_classifier, pretrained_bert_of
 from train.pretraining import PretrainingConfig, PretrainingExperiment
 from train.run import Run
 
+from .conftest import run_eagerly
+
 pytestmark = pytest.mark.slow
 
 FLAGS = [
@@ -77,7 +79,7 @@ def test_training_starts_from_the_frequencies_of_the_text(tmp_path):
     assert shares[dot] == pytest.approx(dots, rel=0.05) and shares.sum() == pytest.approx(1)
 
 
-@pytest.mark.usefixtures("told_results")
+@pytest.mark.usefixtures("told_results", "unchecked_exports")
 def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
     folder, _ = pretrained
     flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
@@ -94,7 +96,7 @@ def test_a_pretrained_model_is_tuned_and_served(pretrained, capsys):
 
 
 @pytest.mark.usefixtures("told_results")
-def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, capsys):
+def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, run_of, tmp_path, capsys):
     folder, _ = pretrained
     flags = ["--pretrained", str(folder / "bert"), "--folder", str(folder / "reviews"), *TUNING]
     classification.main([*flags, "--run", str(folder / "tuned")])
@@ -102,7 +104,8 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     lines = [f"{text}\t{'short' if len(text.split('.')) < 6 else 'long'}" for text in texts]
     (tmp_path / "lengths.tsv").write_text("\n".join(lines) + "\n")
     flags = ["--pretrained", str(folder / "tuned"), "--tsv", str(tmp_path / "lengths.tsv"), *TUNING]
-    classification.main([*flags, "--steps=5", "--run", str(tmp_path / "again")])
+    with run_eagerly(True):
+        classification.main([*flags, "--steps=5", "--run", str(tmp_path / "again")])
     assert "of 20 texts" in capsys.readouterr().out
     tuned, again = (
         Run(path, ClassificationConfig).model().get_layer("token_embedding").get_weights()[0]
@@ -110,10 +113,8 @@ def test_a_tuned_model_is_tuned_again_on_other_labels(pretrained, tmp_path, caps
     )
     assert 0 < np.abs(tuned - again).mean() < np.abs(tuned).mean(), "it went on from there"
     # A classifier that is no BERT is not taken for one.
-    own = ["--tsv", str(tmp_path / "lengths.tsv"), "--steps=1", "--vocabulary-size=20"]
-    own += ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=2"]
-    classification.main([*own, "--run", str(tmp_path / "plain")])
-    flags = ["--pretrained", str(tmp_path / "plain"), "--tsv", str(tmp_path / "lengths.tsv")]
+    plain = run_of("classification")
+    flags = ["--pretrained", str(plain), "--tsv", str(tmp_path / "lengths.tsv")]
     with pytest.raises(SystemExit):
         classification.main([*flags, "--run", str(tmp_path / "never")])
     assert "or a folder of BERT. Received" in capsys.readouterr().err

@@ -1,7 +1,9 @@
 """A server of three small models, shared by the tests of one file."""
 
 import contextlib
+from functools import partial
 
+import keras
 import pytest
 
 from keras_transformer import classifier, language_model, translation
@@ -41,21 +43,29 @@ def small_models():
     }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A folder with a run of each model."""
-    folder = tmp_path_factory.mktemp("runs")
+def save_runs(folder):
+    keras.utils.set_random_seed(7)
     for name, model in small_models().items():
         save_run(model, folder / name)
-    return folder
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory, runs):
-    folder = tmp_path_factory.mktemp("saved_models")
-    for name in KINDS:
-        text_model_of(runs / name).export(folder, name, SENTENCES[:2])
-    return folder
+@pytest.fixture(scope="session")
+def runs(made_once):
+    """A folder with a run of each model."""
+    return made_once("served runs", save_runs)
+
+
+def export(runs, folder):
+    """Without the check by a fresh process, as whose answers these tests want those of a server."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+        for name in KINDS:
+            text_model_of(runs / name).export(folder, name, SENTENCES[:2])
+
+
+@pytest.fixture(scope="session")
+def folder(made_once, runs):
+    return made_once("served models", partial(export, runs))
 
 
 @pytest.fixture(scope="module")

@@ -139,9 +139,12 @@ def test_a_mistake_is_one_line(client, method, path, body, code, message):
     assert len(answer["error"]) < 1000
 
 
-def test_hostile_requests_are_refused_and_sound_ones_answered(client, folder):
-    for name, count in zip(KINDS, (150, 70, 70), strict=True):
-        requests = HostileRequests(signatures_of(folder / name / "1"), seed=5, most_rows=100)
+@pytest.mark.parametrize(
+    ("seed", "counts"), [(5, (50, 20, 20)), pytest.param(6, (150, 70, 70), marks=pytest.mark.soak)]
+)
+def test_hostile_requests_are_refused_and_sound_ones_answered(client, folder, seed, counts):
+    for name, count in zip(KINDS, counts, strict=True):
+        requests = HostileRequests(signatures_of(folder / name / "1"), seed, most_rows=100)
         for _ in range(count):
             request, is_sound = requests.draw()
             status, answer = client.predict(name, request)
