@@ -13,30 +13,13 @@ import pytest
 from train import classification, language_model, translation
 from train.lines import arriving_lines, report_cut_texts
 
-from .conftest import SETTINGS
-
-pytestmark = pytest.mark.slow
-
 ENVIRONMENT = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
 PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
 
 
 @pytest.fixture(scope="module")
-def run(text, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "run"
-    translation.main([*text[:2], *text[4:6], *SETTINGS, "--steps=1", "--run", str(run)])
-    return run
-
-
-@pytest.fixture(scope="module")
-def writer(tmp_path_factory):
-    """A language model."""
-    folder = tmp_path_factory.mktemp("writer")
-    (folder / "text.txt").write_text("the cat sat on the mat.\n" * 30)
-    flags = ["--num-layers=1", "--hidden-dim=8", "--intermediate-dim=8", "--num-heads=1"]
-    flags += ["--context=16", "--batch-size=4", "--steps=1", "--text", str(folder / "text.txt")]
-    language_model.main([*flags, "--run", str(folder / "run")])
-    return folder / "run"
+def run(run_of):
+    return run_of("translation")
 
 
 def start(module, *arguments, **options):
@@ -76,6 +59,7 @@ def test_a_byte_order_mark_is_left_out_before_the_first_line_only(end):
     assert [line for lines in arriving_lines(two) for line in lines] == [b"a", mark]
 
 
+@pytest.mark.slow
 def test_translations_come_in_pieces_until_ctrl_c(run):
     process = start("translation", "translate", "--run", run)
     for lines in (b"abc\n", b"fed cba\nab\n"):
@@ -89,17 +73,16 @@ def test_translations_come_in_pieces_until_ctrl_c(run):
     assert (process.returncode, out, said(err)) == (130, b"", ["Stopped after 3 lines."])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
         ("translation", ["translate"]),
-        pytest.param("language_model", ["sample"], marks=pytest.mark.soak),
+        pytest.param("language_model", ["sample", "--length=100000"], marks=pytest.mark.soak),
     ],
 )
-def test_a_reader_that_leaves_ends_it_quietly(module, arguments, run, writer):
-    if module == "language_model":
-        arguments, run = [*arguments, "--length=100000"], writer
-    process = start(module, *arguments, "--run", run)
+def test_a_reader_that_leaves_ends_it_quietly(module, arguments, run_of):
+    process = start(module, *arguments, "--run", run_of(module))
     process.stdin.write(b"abc\n" * 200)
     process.stdin.close()
     process.stdout.readline()
@@ -109,24 +92,42 @@ def test_a_reader_that_leaves_ends_it_quietly(module, arguments, run, writer):
         assert said(errors.read()) == []
 
 
-def test_ctrl_c_ends_the_line_of_a_sample(writer):
-    process = start("language_model", "sample", "--run", writer, "--length=100000", "--prompt=the")
-    assert process.stdout.read(5).startswith(b"the")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=300)
-    assert (process.returncode, said(err)) == (130, []) and out.endswith(b"\n")
+class Interrupted(io.StringIO):
+    """Standard output in whose fifth character Ctrl-C comes."""
+
+    def write(self, text):
+        before = len(self.getvalue())
+        super().write(text)
+        if before < 5 <= len(self.getvalue()):
+            raise KeyboardInterrupt
+        return len(text)
 
 
-def test_ctrl_c_in_an_evaluation_says_that_nothing_was_measured(run, tmp_path):
-    os.mkfifo(tmp_path / "source")
-    flags = ["--run", run, "--source", tmp_path / "source", "--target", tmp_path / "source"]
-    process = start("translation", "evaluate", *flags)
-    with open(tmp_path / "source", "wb"):  # waits until the process reads
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=300)
-    assert (process.returncode, said(err)) == (130, ["Stopped. Nothing was measured."])
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
+def test_ctrl_c_ends_the_line_of_a_sample(run_of, monkeypatch, capsys):
+    flags = ["--run", str(run_of("language_model")), "--length=100000", "--prompt=the"]
+    out = Interrupted()
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stopped:
+        patch.setattr(sys, "stdout", out)
+        language_model.main(["sample", *flags])
+    assert (stopped.value.code, capsys.readouterr().err) == (130, "")
+    assert out.getvalue().startswith("the") and out.getvalue().endswith("\n")
 
 
+@pytest.mark.slow
+def test_ctrl_c_in_an_evaluation_says_that_nothing_was_measured(run, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("keras_transformer.data.read_files", interrupt)
+    with pytest.raises(SystemExit) as stopped:
+        translation.main(["evaluate", f"--run={run}", "--source=a", "--target=b"])
+    assert stopped.value.code == 130
+    assert capsys.readouterr().err == "Stopped. Nothing was measured.\n"
+
+
+@pytest.mark.slow
 def test_ctrl_c_in_an_export_leaves_nothing(run, tmp_path):
     flags = ["--run", run, "--directory", tmp_path / "models", "--name=letters"]
     process = start("translation", "export", *flags, start_new_session=True)
@@ -138,6 +139,8 @@ def test_ctrl_c_in_an_export_leaves_nothing(run, tmp_path):
     assert not list((tmp_path / "models").iterdir())
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_translate_and_evaluate_say_which_lines_were_cut(run, tmp_path, monkeypatch, capfd):
     lines = ["abc", "fed " * 99, "a", *["cab " * 50] * 7]
     (tmp_path / "text").write_text("\n".join(lines) + "\n")
@@ -154,24 +157,26 @@ def test_translate_and_evaluate_say_which_lines_were_cut(run, tmp_path, monkeypa
     assert capfd.readouterr().err.endswith(expected)
 
 
-def test_classify_and_evaluate_say_which_texts_lost_their_middle(tmp_path, monkeypatch, capfd):
-    long = "yes " * 9
-    (tmp_path / "texts.tsv").write_text(f"a yes\tgood\n{long}\tgood\nb\tbad\n" * 5)
-    for place, text in (("good/1", "yes"), ("bad/2", long), ("bad/3", "b")):
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
+def test_classify_and_evaluate_say_which_texts_lost_their_middle(
+    run_of, tmp_path, monkeypatch, capfd
+):
+    long = "day " * 9
+    (tmp_path / "texts.tsv").write_text(f"a day\tgood\n{long}\tgood\na\tbad\n" * 5)
+    for place, text in (("good/1", "day"), ("bad/2", long), ("bad/3", "a")):
         (tmp_path / "texts" / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "texts" / f"{place}.txt").write_text(text)
-    flags = ["--tsv", str(tmp_path / "texts.tsv"), "--vocabulary-size=7", "--hidden-dim=8"]
-    flags += ["--max-length=8", "--steps=1", "--run", str(tmp_path / "run")]
-    classification.main(flags)
+    run = ["--run", str(run_of("classification"))]
     (tmp_path / "lines").write_text(f"a\n{long}\n")
     with open(tmp_path / "lines") as stdin:
         monkeypatch.setattr(sys, "stdin", stdin)
-        classification.main(["classify", *flags[-2:]])
+        classification.main(["classify", *run])
     how = "texts are longer than 8 tokens and were read without their middle:"
     assert capfd.readouterr().err.endswith(f"1 of 2 {how} lines 2.\n")
-    classification.main(["evaluate", *flags[:2], *flags[-2:]])
+    classification.main(["evaluate", "--tsv", str(tmp_path / "texts.tsv"), *run])
     assert capfd.readouterr().err.endswith(f"5 of 15 {how} lines 2, 5, 8, 11, 14.\n")
-    classification.main(["evaluate", "--folder", str(tmp_path / "texts"), *flags[-2:]])
+    classification.main(["evaluate", "--folder", str(tmp_path / "texts"), *run])
     assert capfd.readouterr().err.endswith(f"1 of 3 {how} files {tmp_path}/texts/bad/2.txt.\n")
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -102,6 +103,7 @@ BATCHES_OF_DOCUMENTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", BATCHES_OF_DOCUMENTS)
 def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
     words = ["".join(letters) for letters in itertools.permutations("abcdef", 3)]
@@ -125,6 +127,7 @@ def test_documents_that_were_prepared_are_trained_on(kind, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_labelled_texts_that_were_prepared_are_trained_on(tmp_path, capsys):
     lines = [f"{'a good' if n % 2 else 'a bad'} film {n}\t{'pn'[n % 2]}\n" for n in range(40)]
     (tmp_path / "text.tsv").write_text("".join(lines))
@@ -186,6 +189,7 @@ def test_documents_are_prepared_and_counted(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("eager")
 def test_a_run_on_a_prepared_folder_goes_on_bit_for_bit(folder, tmp_path, capsys, monkeypatch):
     moved = shutil.copytree(folder, tmp_path / "moved")
     translation.main([f"--prepared={folder}", f"--run={tmp_path}/whole", *SMALL, "--steps=8"])
@@ -205,12 +209,13 @@ def test_a_run_on_a_prepared_folder_goes_on_bit_for_bit(folder, tmp_path, capsys
 
 @pytest.mark.slow
 def test_another_folder_is_refused_when_a_run_goes_on(folder, text, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(translation.TranslationExperiment, "show_result", lambda *_: None)
-    translation.main([f"--prepared={folder}", f"--run={tmp_path}/run", *SMALL, "--steps=4"])
+    with monkeypatch.context() as stopped, pytest.raises(SystemExit):  # before its first step
+        stopped.setattr(translation.TranslationExperiment, "callbacks", lambda *_: sys.exit())
+        translation.main([f"--prepared={folder}", f"--run={tmp_path}/run", *SMALL, "--steps=4"])
     other = tmp_path / "other"
     prepare.main([*text, f"--output={other}", "--vocabulary-size=700", "--held-out=21"])
     capsys.readouterr()
-    arguments = [f"--prepared={other}", f"--run={tmp_path}/run", *SMALL, "--steps=8"]
+    arguments = [f"--prepared={other}", f"--run={tmp_path}/run", *SMALL, "--steps=4"]
     assert "must be the folder that" in told(capsys, arguments)
 
 

@@ -1,5 +1,6 @@
 """--pretrained of translation and language models: runs and released folders, tuned by command."""
 
+import functools
 import io
 import json
 import re
@@ -23,7 +24,9 @@ from train.language_model import LanguageModelConfig
 from train.pretrained import completed
 from train.translation import TranslationConfig
 
-pytestmark = pytest.mark.slow
+from .conftest import run_eagerly
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
 SHORT = ["--warmup-steps=1", "--peak-rate=0.003", "--checkpoint-every=4", "--average=2"]
 TUNING = [*SHORT, "--tokens-per-batch=1024", "--max-length=60"]
 
@@ -121,9 +124,10 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
         assert {**one, "dtype": ""} == {**other, "dtype": ""}
     one, other = (each.tokenizer.tokenize(["A dog"]).to_list()[0] for each in (tuned, before))
     assert one[-2:] == other[-2:]
-    assert len(tuned(["A dog runs.", "a"])) == 2
     few = ["--source", str(files / "few_a"), "--target", str(files / "few_b")]
-    translation.main(["evaluate", "--run", str(run), *few])
+    with run_eagerly(False):  # long searches
+        assert len(tuned(["A dog runs.", "a"])) == 2
+        translation.main(["evaluate", "--run", str(run), *few])
     assert "BLEU: " in capsys.readouterr().out
     if name == "t5":
         assert tuned.tokenizer.prefix == settings["source_prefix"] == "sum: "
@@ -249,7 +253,7 @@ def test_a_run_of_our_own_is_tuned(model, files, tmp_path, capsys):
     first = ["--text", str(files / "a"), *SHORT, "--model", model, "--num-layers=1"]
     first += ["--hidden-dim=16", "--num-heads=2", "--intermediate-dim=20", "--context=24"]
     first += ["--memory-length=9"] if model == "transformer_xl" else []
-    language_model.main([*first, "--batch-size=4", "--steps=30", "--run", str(tmp_path / "first")])
+    language_model.main([*first, "--batch-size=4", "--steps=2", "--run", str(tmp_path / "first")])
     capsys.readouterr()
     flags = ["--text", str(files / "a"), *SHORT, "--pretrained", str(tmp_path / "first")]
     flags += ["--batch-size=6", "--steps=4", "--run", str(tmp_path / "run"), "--peak-rate=1e-12"]
@@ -263,16 +267,14 @@ def test_a_run_of_our_own_is_tuned(model, files, tmp_path, capsys):
     language_model.main(["sample", "--run", str(tmp_path / "run"), "--length=5"])
 
 
-def test_a_run_of_our_own_translation_is_tuned(files, tmp_path, monkeypatch, capsys):
-    first = [*pair_flags(files), *TUNING, "--vocabulary-size=400", "--size=tiny", "--num-layers=1"]
-    first += ["--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
-    translation.main([*first, "--steps=4", "--num-beams=2", "--run", str(tmp_path / "first")])
-    flags = [*pair_flags(files), *TUNING, "--pretrained", str(tmp_path / "first"), "--steps=2"]
+def test_a_run_of_our_own_translation_is_tuned(files, run_of, tmp_path, monkeypatch, capsys):
+    flags = [*pair_flags(files), *TUNING, "--pretrained", str(run_of("translation")), "--steps=2"]
     translation.main([*flags, "--run", str(tmp_path / "run")])
     assert Translator.load(tmp_path / "run").settings.num_beams == 2
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog.\nIt is\n")))
     capsys.readouterr()
-    translation.main(["translate", "--run", str(tmp_path / "run")])
+    with run_eagerly(False):
+        translation.main(["translate", "--run", str(tmp_path / "run")])
     assert capsys.readouterr().out.count("\n") == 2
 
 
@@ -281,44 +283,50 @@ TUNED = {
     "gpt2": (language_model, ["--text={a}", "--batch-size=4"]),
     "bert": (classification, ["--tsv={tsv}", "--max-length=16", "--tokens-per-batch=64"]),
 }
+LORA = ["--lora-rank=3", "--lora-targets=query, output"]
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.soak)
-                                  for name in TUNED if name != "bert"), "bert"])  # fmt: skip
-def test_a_stopped_tuning_resumes_without_its_pretrained(name, files, tmp_path, capsys):
-    (trainer, flags), pretrained = TUNED[name], family_of(name, tmp_path)
-    if name == "bert":
-        rows = [f"{'A dog' if i % 2 else 'It is'} {i}\t{'ab'[i % 2]}" for i in range(20)]
-        (tmp_path / "tsv").write_text("\n".join(rows) + "\n")
-    else:
-        flags = [*flags, "--max-length=60"] if trainer is translation else flags
-    places = {"a": files / "a", "b": files / "b", "tsv": tmp_path / "tsv"}
-    flags = [*(flag.format(**places) for flag in flags), *SHORT, "--steps=8"]
-    flags += ["--pretrained", str(pretrained), "--run", str(tmp_path / "run")]
-    trainer.main(flags)
-    expected = RunFolder(tmp_path / "run").model().get_weights()
-    stopped_at(tmp_path / "run", 4)
-    shutil.rmtree(pretrained)
-    capsys.readouterr()
-    trainer.main(flags)
-    assert "Resuming from step 4 of 8." in capsys.readouterr().out
-    for one, other in zip(expected, RunFolder(tmp_path / "run").model().get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
-    trainer.main(flags)
-    assert "is already trained: nothing to do." in capsys.readouterr().out
-    stopped_at(tmp_path / "run", 0)
-    assert "theirs holds no run" in refused(trainer.main, flags, capsys), "no weights to begin with"
-
-
-@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.soak), "bert"])
-def test_lora_trains_only_its_matrices_resumes_and_is_merged(name, files, tmp_path, capsys):
+def tuned_run(name, files, tmp_path, *more):
+    """Tunes a model of a family for 8 steps; returns its folder and the call that does so again."""
     (trainer, flags), pretrained = TUNED[name], family_of(name, tmp_path)
     rows = [f"{'A dog' if i % 2 else 'It is'} {i}\t{'ab'[i % 2]}" for i in range(20)]
     (tmp_path / "tsv").write_text("\n".join(rows) + "\n")
-    flags = [flag.format(a=files / "a", tsv=tmp_path / "tsv") for flag in flags]
-    flags += [*SHORT, "--steps=8", "--lora-rank=3", "--lora-targets=query, output"]
+    places = {"a": files / "a", "b": files / "b", "tsv": tmp_path / "tsv"}
+    flags = [*(flag.format(**places) for flag in flags), *SHORT, "--steps=8", *more]
     flags += ["--pretrained", str(pretrained), "--run", str(tmp_path / "run")]
     trainer.main(flags)
+    return pretrained, functools.partial(trainer.main, flags)
+
+
+def check_that_it_resumes_without_its_pretrained(run, pretrained, again, capsys):
+    expected = RunFolder(run).model().get_weights()
+    stopped_at(run, 4)
+    shutil.rmtree(pretrained)
+    capsys.readouterr()
+    again()
+    assert "Resuming from step 4 of 8." in capsys.readouterr().out
+    for one, other in zip(expected, RunFolder(run).model().get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    again()
+    assert "is already trained: nothing to do." in capsys.readouterr().out
+    stopped_at(run, 0)
+    said = refused(lambda _: again(), (), capsys)
+    assert "theirs holds no run" in said, "no weights to begin with"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", TUNED)
+def test_a_stopped_tuning_resumes_without_its_pretrained(name, files, tmp_path, capsys):
+    more = ["--max-length=60"] if name.startswith("marian") else []
+    pretrained, again = tuned_run(name, files, tmp_path, *more)
+    check_that_it_resumes_without_its_pretrained(tmp_path / "run", pretrained, again, capsys)
+
+
+@pytest.mark.parametrize("name", [pytest.param("gpt2", marks=pytest.mark.soak), "bert"])
+def test_lora_trains_only_its_matrices_is_merged_and_resumes_without_its_pretrained(
+    name, files, tmp_path, capsys
+):
+    pretrained, again = tuned_run(name, files, tmp_path, *LORA)
     trained = keras.saving.load_model(tmp_path / "run" / "model.keras", compile=False)
     lora = lora_of(trained)
     assert (lora.rank, lora.alpha, lora.targets) == (3, 6.0, ("query", "output"))
@@ -332,12 +340,7 @@ def test_lora_trains_only_its_matrices_resumes_and_is_merged(name, files, tmp_pa
     assert lora_of(expected) is None
     for one, other in zip(merge_lora(trained).get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    stopped_at(tmp_path / "run", 4)
-    trainer.main(flags)
-    assert "Resuming from step 4 of 8." in capsys.readouterr().out
-    again = RunFolder(tmp_path / "run").model().get_weights()
-    for one, other in zip(expected.get_weights(), again, strict=True):
-        np.testing.assert_array_equal(one, other)
+    check_that_it_resumes_without_its_pretrained(tmp_path / "run", pretrained, again, capsys)
 
 
 def refused(main, flags, capsys):

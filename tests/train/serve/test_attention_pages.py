@@ -1,5 +1,6 @@
 """The attention that a server shows, of the weights that were exported from a run."""
 
+import copy
 import dataclasses
 import json
 import re
@@ -38,9 +39,15 @@ def trained(runs, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def tiny(best):
+@pytest.fixture(scope="module")
+def loaded(best):
     return SavedModel("tiny", 1, best)
+
+
+@pytest.fixture
+def tiny(loaded):
+    """Of its own, for a test may change its attributes."""
+    return copy.copy(loaded)
 
 
 @pytest.fixture(scope="module")
