@@ -12,7 +12,6 @@ import warnings
 from functools import partial
 
 import pytest
-import tensorflow as tf
 
 from tests.conftest import leave_results_untold
 from train import gpus

@@ -12,7 +12,7 @@ from train import translation
 
 from .conftest import SETTINGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager_steps")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
 
 NUMBER = r"[\d.,e+-]+"
 

@@ -7,7 +7,6 @@ import shutil
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from keras_transformer.data import ParallelText
 from keras_transformer.serving import RunFolder
@@ -18,6 +17,8 @@ from train.loop import train_run
 from train.progress import EpochLog, read_epochs
 from train.run import Run
 from train.translation import TranslationConfig, TranslationExperiment
+
+from .conftest import run_eagerly
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,9 +37,8 @@ CONFIG = TranslationConfig(
 @pytest.fixture(scope="module", autouse=True)
 def eager_steps():
     """Most processes here train two steps; test_killed_command.py has those of a graph."""
-    tf.config.run_functions_eagerly(True)
-    yield
-    tf.config.run_functions_eagerly(False)
+    with run_eagerly(True):
+        yield
 
 
 class Break(keras.callbacks.Callback):

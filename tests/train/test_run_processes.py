@@ -27,7 +27,7 @@ def newest_of(run):
     return max((int(path.stem[5:]) for path in run.glob("checkpoints/step-*.npz")), default=0)
 
 
-@pytest.mark.usefixtures("eager_steps")
+@pytest.mark.usefixtures("eager")
 def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path, capsys, monkeypatch):
     run = tmp_path / "run"
     first = subprocess.Popen(
