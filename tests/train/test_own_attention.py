@@ -95,9 +95,7 @@ def test_a_pretrained_run_that_resumes_names_the_missing_module(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_a_training_and_all_that_use_it_import_the_module(
-    folder, text, monkeypatch, capsys, eager
-):
+def test_a_training_and_all_that_use_it_import_the_module(folder, text, monkeypatch, capsys, eager):
     monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
     flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=3", "--attention=TemperedAttention"]
     flags += ["--run", "run"]
