@@ -225,15 +225,17 @@ class Folder:
         """
         try:
             root, target = self.path.resolve(), (self.path / name).resolve()
+            found = target.is_file()
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConversionError(f"{self.path / name!r} is not a file: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise ConversionError(f"{self.path} has no file {name!r:.80}: {reason}") from None
         roots = [root, *([root.parents[1] / "blobs"] if root.parent.name == "snapshots" else [])]
         if not any(target.is_relative_to(one) for one in roots):
             raise ConversionError(
                 f"{self.path / name} must be a file in this folder; a path or link that leads out "
                 f"of it is not followed. Copy the file there. Received: {target}."
             )
-        return target.is_file()
+        return found
 
     def file(self, name):
         """The path of a file.

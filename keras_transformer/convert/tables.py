@@ -31,7 +31,14 @@ ENDINGS = {
 
 
 class ConversionError(ValueError):
-    """Explains in one line why a folder, file or model cannot be converted."""
+    """Explains in one line why a folder, file or model cannot be converted.
+
+    Of a line of more than 2,000 characters, which quotes a file, the middle is left out.
+    """
+
+    def __str__(self):
+        said = super().__str__()
+        return said if len(said) <= 2000 else f"{said[:1500]} … {said[-400:]}"
 
 
 class ArrayError(ConversionError):

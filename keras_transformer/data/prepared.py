@@ -327,7 +327,7 @@ class Prepared:
         try:
             manifest = read_json(path)
             checksum = manifest.pop("checksum")
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from None
         check_format(path, manifest.get("format"), FORMAT)
         if checksum != _checksum_of_json(manifest):

@@ -7,6 +7,7 @@ text as the model normalises it, which `train_sentencepiece` lets you choose.
 """
 
 import functools
+import math
 import pathlib
 from collections.abc import Iterable
 
@@ -72,6 +73,11 @@ class SentencePieceTokenizer(tf.Module):
         super().__init__(name="tokenizer")
         pieces = _pieces_of(model)
         fields = sentencepiece_format.Model.FromString(model)
+        if unclear := [piece.piece for piece in fields.pieces if math.isnan(piece.score)]:
+            raise ValueError(
+                "The scores of a SentencePiece model must be numbers. "
+                f"Received: nan, of the piece {unclear[0]!r:.80}."
+            )
         trained = fields.trainer_spec
         self._has_more = 0 < trained.vocab_size < len(pieces)
         self._pieces = pieces[: trained.vocab_size] if self._has_more else pieces

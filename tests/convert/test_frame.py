@@ -150,6 +150,10 @@ def test_weights_in_several_files_are_read_whole(tmp_path):
     (path / "model-b.safetensors").unlink()
     with pytest.raises(ConversionError, match=r"model-b\.safetensors is damaged or missing"):
         ModelFolder(path).arrays()
+    index = {"weight_map": {"a": 9000 * "a"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ConversionError, match=r"has no file 'a{79}: File name too long$"):
+        ModelFolder(path).arrays()
 
 
 @pytest.mark.oracle
@@ -293,3 +297,9 @@ def test_tokenizers_that_hugging_face_lacks_are_refused(kind, tmp_path):
     with pytest.raises(ConversionError, match=r"SentencePiece models.* a SymbolTokenizer"):
         convert.write(written, "huggingface", tmp_path / "model")
     assert not list(tmp_path.iterdir())
+
+
+def test_of_a_long_line_the_middle_is_left_out():
+    said = str(ConversionError(f"the folder: {9000 * 'a'}. Received: it."))
+    assert said.startswith("the folder: aaa") and said.endswith("aaa. Received: it.")
+    assert len(said) < 2000

@@ -247,6 +247,9 @@ def test_what_is_no_prepared_folder_is_refused(tmp_path):
     manifest.write_text(json.dumps(content | {"kind": "pretraining"}))
     with pytest.raises(DamagedFile, match="was edited"):
         Prepared(tmp_path / "text")
+    manifest.write_text(json.dumps([content]))
+    with pytest.raises(DamagedFile, match=r"manifest\.json is damaged"):
+        Prepared(tmp_path / "text")
 
 
 def test_a_full_disk_is_said_and_no_folder_appears(small_disk):

@@ -22,6 +22,7 @@ from keras_transformer.tokenizers import (
     train_sentencepiece,
     train_word_pieces,
 )
+from keras_transformer.tokenizers.sentencepiece_format import Model
 
 from .served import served_round_trip
 
@@ -323,6 +324,13 @@ def test_bytes_that_are_no_model_are_refused():
     for model in (b"", b"not a model"):
         with pytest.raises(ValueError, match=rf"SentencePiece model.*{len(model)} bytes"):
             SentencePieceTokenizer(model)
+
+
+def test_a_score_that_is_no_number_is_refused():
+    model = Model.FromString(train_sentencepiece(SENTENCES, 307).model)
+    model.pieces[300].score = float("nan")
+    with pytest.raises(ValueError, match=rf"nan, of the piece '{model.pieces[300].piece}'"):
+        SentencePieceTokenizer(model.SerializeToString())
 
 
 def test_model_with_other_control_ids_is_refused():
