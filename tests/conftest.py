@@ -155,13 +155,13 @@ def no_jax_beside_tensorflow():
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory):
+def made_once(tmp_path_factory, request):
     """`made_once(name, make)` is the folder that `make(folder)` fills, once for both processes.
 
     A test that changes what is in it copies it first.
     """
     root = tmp_path_factory.getbasetemp()
-    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    root = root.parent if hasattr(request.config, "workerinput") else root
 
     def made(name, make):
         folder, done = root / "made" / name, root / "made" / f"{name}.done"

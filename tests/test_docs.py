@@ -4,8 +4,9 @@ A block of Python whose title begins with "not run" is left out; one titled "ora
 tests/serving/test_grpc.py or tests/convert/.
 All others of a page run in their order, in one process, in a folder with tiny runs and texts of the
 names that the pages use. So do the commands, with a few steps, each on the first page that has it.
-What trains must learn. Sizes of models are those of `SMALLER`. Only the page about serving exports
-all that it says: on the others there is no SavedModel in what is published.
+What trains must learn; of translations only the first trains, the others read their texts. Sizes of
+models are those of `SMALLER`. Only the page about serving exports all that it says: on the others
+there is no SavedModel in what is published.
 """
 
 import csv
@@ -160,7 +161,7 @@ OF_CONFIG = {
 
 
 def export_little(page, monkeypatch):
-    """Saves and checks only what the page about serving exports; tests/train/ has all commands."""
+    """Saves and checks only what the page about serving exports; tests/train/ asks all exports."""
     if page.stem != "serving":
         monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
         monkeypatch.setattr(tf.saved_model, "save", lambda module, path, *_: os.makedirs(path))
@@ -317,7 +318,7 @@ def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
             continue
         if "--virtual-devices" in line:  # before TensorFlow has made its devices
             with unittest.mock.patch("train.loop.train_on_devices") as train:
-                run(line)  # tests/train/test_workers.py trains so
+                run(line)  # tests/train/test_workers.py trains another model so
             assert train.call_args.args[2].virtual_devices == 2
             continue
         source = re.search(r"< ?(\S+)", line)
@@ -340,8 +341,8 @@ def test_the_commands_of_a_page_run(page, workplace, monkeypatch, capsys):
 
 def read_and_copied(run, experiment, *_):
     """Instead of training as the run `mine` was: reads the texts and makes a copy of that run."""
-    texts = experiment.shown_text, experiment.valid_text
-    assert all(len(text.sources) == len(text.targets) > 3 for text in texts if text)
+    texts = [text for text in (experiment.shown_text, experiment.valid_text) if text]
+    assert texts and all(len(text.sources) == len(text.targets) > 3 for text in texts)
     shutil.copytree("runs/mine", run.path)
 
 

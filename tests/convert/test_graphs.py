@@ -97,6 +97,7 @@ def demanding(monkeypatch):
 @pytest.fixture(scope="module")
 def translated(tokenizer):
     """A translator, texts, and its translations of them."""
+    keras.utils.set_random_seed(7)
     model = noisy(kt.translation(tokenizer.vocabulary_size, size="tiny", **DEEP))
     lengths = {"max_source_length": 64, "max_target_length": 20}
     ours = Translator(model, tokenizer, settings=SearchSettings(1, **lengths))

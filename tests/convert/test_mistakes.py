@@ -29,7 +29,8 @@ WRONG = [None, "8", -1, 2.5, [], True, MISSING]
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp(request.param.replace(" ", "_"), numbered=False)
+    path = tmp_path_factory.mktemp("family") / request.param.replace(" ", "_")
+    path.mkdir()
     FAMILIES[request.param](path)
     return path
 

@@ -149,7 +149,6 @@ def test_peft_s_lora_is_read(theirs, ours, tmp_path, modules, rslora):
 
 @of_peft
 @pytest.mark.oracle
-@pytest.mark.usefixtures("checked_here")
 def test_peft_reads_ours(theirs, ours, tmp_path):
     import peft
 

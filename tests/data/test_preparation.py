@@ -174,7 +174,7 @@ def test_processes_and_interruptions_change_no_byte(pairs, tmp_path):
     for after in (1, 20, 44, 7, 10, 9):  # the first pass three times, of 43 blocks of 7 pairs
         with pytest.raises(KeyboardInterrupt):
             progress, _ = stopping(after)
-            processes = 2 if after == 44 else None
+            processes = 2 if after in (44, 9) else None
             prepare(tmp_path / "out", stream, **EVERYTHING, processes=processes, progress=progress)
         assert not (tmp_path / "out").exists()
     progress, calls = stopping(None)

@@ -77,8 +77,10 @@ def test_a_sound_export_passes_and_another_answer_is_refused(
     requests, (outputs,) = golden
     request = {"inputs": {"text": TEXTS.tolist()}, "shapes": True}
     answers = c_api.ask(exported_translator, [request] * 2)
-    monkeypatch.setattr(c_api, "ask", lambda *_: answers)
+    asked = []
+    monkeypatch.setattr(c_api, "ask", lambda *given: asked.append(given) or answers)
     check_answers(exported_translator, requests * 2, [outputs] * 2)
+    assert asked[0][0] == exported_translator and [*asked[0][1]] == [request] * 2
     answers.pop()
     other = {
         "score": outputs["score"] + 0.01,

@@ -68,7 +68,7 @@ def test_an_export_answers_as_the_model_without_reading_its_kernels(kind, tokeni
     served = SERVED[kind](tokenizer)
     exported = served.as_exported()
     for each in (served, exported):
-        if len(each.signatures) == 5:  # a generator, which draws with settings of its own, too
+        if "generate" in each.signatures:  # a generator, which draws with settings of its own, too
             del each.signatures["serving_default"]
     requests, expected = golden_answers(served, TEXTS)
     _, answers = golden_answers(exported, TEXTS)

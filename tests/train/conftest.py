@@ -59,9 +59,8 @@ def run_eagerly(value):
 
 
 @pytest.fixture
-def eager(request):
+def eager():
     """Trainings and searches of this process run eagerly."""
-    request.node.add_marker(pytest.mark.filterwarnings(f"ignore:{NOT_DATASETS}"))
     with run_eagerly(True):
         yield
 

@@ -2,6 +2,7 @@ import json
 import os
 import pathlib
 import time
+from functools import partial
 
 import pytest
 
@@ -238,7 +239,7 @@ def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys,
 
 
 @pytest.fixture
-def in_this_process(monkeypatch):
+def in_this_process(monkeypatch, request):
     """Engines are built here: each needs seconds to start in a process of its own."""
     # Not above, for the engines of this file do without them.
     import keras
@@ -246,6 +247,7 @@ def in_this_process(monkeypatch):
 
     def measured_here(candidates, repeats, steps):
         rows = []
+        request.addfinalizer(partial(keras.config.set_dtype_policy, "float32"))
         for label, build, workload in candidates:
             row = {"name": label, "unavailable": None, "seconds": []}
             try:

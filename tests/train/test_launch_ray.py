@@ -21,8 +21,11 @@ Cluster = pytest.importorskip("ray.cluster_utils").Cluster
 
 
 @pytest.fixture(scope="module", autouse=True)
-def light_workers(tmp_path_factory):
-    """Ray's own processes import TensorFlow but use nothing of it, and need seconds for it."""
+def light_workers(tmp_path_factory, on_two_workers):
+    """Ray's own processes import TensorFlow but use nothing of it, and need seconds for it.
+
+    Workers that train must not: `on_two_workers` trained before.
+    """
     path = os.environ.get("PYTHONPATH", "")
     folder = tmp_path_factory.mktemp("light")
     code = "import sys\nfrom unittest import mock\nsys.modules[__name__] = mock.MagicMock()\n"

@@ -77,7 +77,7 @@ def test_a_run_trains_only_lora_is_merged_when_loaded_and_resumes(name, folder, 
         np.testing.assert_array_equal(one, other)
 
 
-def test_the_best_weights_are_merged_and_exported(folder, text, monkeypatch):
+def test_the_best_weights_are_merged_for_an_export(folder, text, monkeypatch):
     run, _ = begin("translation", folder, text)
     kept = keras.saving.load_model(run / "best.keras", compile=False)
     best, averaged = (Translator.load(run, weights=which) for which in ("best", "averaged"))

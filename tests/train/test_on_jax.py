@@ -259,7 +259,10 @@ def worker(index):
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """The exit code, output and errors of each call in one process, which at last trains."""
+    """The exit code, output and errors of each call in one process.
+
+    At last it trains, on the two devices of a call that was refused.
+    """
     folder = tmp_path_factory.mktemp("said")
     (folder / "text").write_text(" ".join(f"The cat {i} sat." for i in range(60)))
     of_worker = [f"--run={folder}/run", "--bleu-every=0"]
@@ -271,7 +274,7 @@ def said(tmp_path_factory):
     calls = [
         *(["translation", of_worker, worker(index)] for index in range(2)),
         *(["translation", arguments, "{}"] for arguments, _ in REFUSED),
-        ["language_model", training, "{}"],  # on the two devices of the last that was refused
+        ["language_model", training, "{}"],
     ]
     done = on_jax("-c", CALL_EACH, input=json.dumps(calls))
     assert done.returncode == 0, done.stderr[-3000:]

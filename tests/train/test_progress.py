@@ -73,10 +73,13 @@ def test_a_terminal_has_a_bar_that_counts_the_epochs_of_the_run(flags, monkeypat
     shown = []
     reader = threading.Thread(target=lambda: shown.extend(iter(lambda: _read(ours), b"")))
     reader.start()
-    with os.fdopen(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", terminal)
-        translation.main([*flags, "--steps=11"])
-    reader.join()
+    try:
+        with os.fdopen(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", terminal)
+            translation.main([*flags, "--steps=11"])
+    finally:
+        reader.join()
+        os.close(ours)
     text = b"".join(shown).decode()
     last = re.search(r"11 steps, (\d+) per epoch", text)
     epochs = -(-11 // int(last[1]))

@@ -18,11 +18,11 @@ from train.progress import EpochLog, read_epochs
 from train.run import Run
 from train.translation import TranslationConfig, TranslationExperiment
 
-from .conftest import run_eagerly
+from .conftest import NOT_DATASETS, run_eagerly
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Even though.*run_functions_eagerly"),
+    pytest.mark.filterwarnings(f"ignore:{NOT_DATASETS}"),  # of a fixture of the module
 ]
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -61,8 +61,9 @@ def test_a_second_process_is_refused_until_the_first_is_killed(text, tmp_path, c
         draft.write_text("left by a killed process")
     newest = newest_of(run)
     monkeypatch.setattr("train.loop.StopOnNonFiniteLoss", lambda: Break(newest + 3))
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stopped:
         translation.main(flags_of(text, run))
+    assert stopped.value.code == 130
     assert f"Resuming from step {newest} of 3000." in capsys.readouterr().out
     left = {path.name for path in tmp_path.rglob(".draft-7*")}
     assert left == {".draft-7-other", ".draft-7-onnx"}, "only training's are removed"

@@ -22,14 +22,17 @@ from .conftest import SETTINGS, run_eagerly
 
 # Steps of the whole text, so that an epoch is one and all have the same shape.
 TRAINED = [
-    "--tokens-per-batch=4096", "--checkpoint-every=1", "--steps=2", "--bleu-every=2",
+    "--tokens-per-batch=4096", "--checkpoint-every=1", "--steps=2", "--bleu-every=1",
     "--peak-rate=0.01",
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def trained(text, tmp_path_factory):
-    """The folder of a run of 2 steps, whose mean are its averaged weights, the last its best."""
+    """The folder of a run of 2 steps, whose mean are its averaged weights.
+
+    The first are its best: both have a BLEU of 0.
+    """
     run = tmp_path_factory.mktemp("runs") / "whole"
     with run_eagerly(True):
         translation.main([*text, *SETTINGS, *TRAINED, "--run", str(run)])

@@ -54,7 +54,6 @@ def kinds():
     packed = {**block, "packed": True}
     passages, pieces = pretraining()
     builders = {
-        "pairs": (translation, (VOCABULARY,), block, tokens),
         "few": (translation, (VOCABULARY,), block, tokens),
         "packed": (translation, (VOCABULARY,), packed, tokens),
         "labelled": (classifier, (VOCABULARY, 2), block, LABELS),
@@ -73,13 +72,12 @@ def kinds():
     return {**made, "pretraining": (passages, heads, kt.training.PretrainingLoss())}
 
 
-def main(folder, devices, last, end="save", names=""):
+def main(folder, devices, last, end, names):
     last = int(last)
     options = TrainOptions(run=folder, virtual_devices=int(devices) if devices != "1" else None)
     strategy = choose_devices(TranslationConfig(), options)
     is_last_worker = this_worker(strategy).index == this_worker(strategy).count - 1
-    made = kinds()
-    names = names.split() or list(made)
+    made, names = kinds(), names.split()
     for name in names:
         batches, build, loss = made[name]
         keras.utils.set_random_seed(5)

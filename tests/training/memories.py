@@ -2,8 +2,8 @@
 
 python -m tests.training.memories DEVICES FOLDER
 
-A program of its own, since the devices must be split before TensorFlow starts. With TF_CONFIG
-it is one of several workers. Writes FOLDER/<index of the worker>.npz.
+A program of its own for several devices, which must be split before TensorFlow starts. With
+TF_CONFIG it is one of several workers. Writes FOLDER/<index of the worker>.npz.
 """
 
 import pathlib

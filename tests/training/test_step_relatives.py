@@ -216,11 +216,10 @@ def test_weights_that_are_not_trained_have_the_state_and_warnings_of_keras(stack
 @pytest.mark.soak
 @pytest.mark.parametrize("stack", STACKS)
 def test_all_weights_that_are_not_trained_have_the_state_and_warnings_of_keras(stack):
-    cases = list(itertools.product(POLICIES, [True, False], [7, 0]))
-    # In float16, Keras skips a step without rows, whose mean it takes for an overflow.
-    cases.remove(("mixed_float16", True, 0)), cases.remove(("mixed_float16", False, 0))
-    draw = np.random.default_rng(len(stack))
-    for case in cases:
+    draw = np.random.default_rng([*STACKS].index(stack))
+    for case in itertools.product(POLICIES, [True, False], [7, 0]):
+        if case[0] == "mixed_float16" and case[2] == 0:
+            continue  # Keras skips a step without rows, whose mean it takes for an overflow
         settings = {"metrics": ["mae"], "clip_norm": 1e9} if draw.random() < 0.5 else {}
         assert_trained_as_in_keras(stack, *case, **settings)
 
