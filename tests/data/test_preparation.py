@@ -213,7 +213,7 @@ def test_mistakes_in_other_processes_are_told(pairs, tmp_path):
         prepare(tmp_path / "out", stream, **EVERYTHING, processes=2)
 
 
-@pytest.mark.oracle
+@pytest.mark.soak
 def test_ray_writes_the_same_bytes_though_a_worker_is_killed(pairs, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -60,8 +60,9 @@ def test_ray_starts_all_again_when_one_is_lost_but_not_when_they_were_told_to_st
     assert len(config["cluster"]["worker"]) == 2
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("machine")
-@pytest.mark.parametrize("chief", ["time.sleep(300)", pytest.param("0", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("chief", ["time.sleep(300)", "0"])
 def test_ray_ends_with_the_mistake_of_any_worker_and_starts_none_again(chief, tmp_path):
     body = f"import time; sys.exit(2) if i else {chief}"
     assert run_on_ray(program(tmp_path, body), 2, restarts=3) == 2
