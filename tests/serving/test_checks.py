@@ -75,7 +75,8 @@ def test_a_sound_export_passes_and_another_answer_is_refused(
     check_graph(exported_translator)
     check_size(exported_translator, translator.weights)
     requests, (outputs,) = golden
-    request = {"inputs": {"text": TEXTS.tolist()}, "shapes": True}
+    inputs = {"text": TEXTS.tolist()}
+    request = {"signature_name": "serving_default", "inputs": inputs, "shapes": True}
     answers = c_api.ask(exported_translator, [request] * 2)
     asked = []
     monkeypatch.setattr(c_api, "ask", lambda *given: asked.append(given) or answers)
