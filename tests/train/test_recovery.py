@@ -169,6 +169,8 @@ def check_that_it_ends_well(runs, expected, run, kind, file, how, capsys):
         assert_same_model(run, expected, f"{file} {how}")
     else:  # one of those to be averaged could not be had again
         assert file.startswith("checkpoints/") and file != "checkpoints/step-3.npz"
+        if how == "missing":  # so that an older one is still kept
+            averaged = [step for step in (3, 6, 9, 11) if str(step) not in file][-AVERAGE:]
         left = [step for step in averaged if str(step) not in file]
         assert f"mean of the checkpoints at steps {', '.join(map(str, left))}." in printed
 
