@@ -197,6 +197,16 @@ def untold_results(monkeypatch):
     leave_results_untold(monkeypatch)
 
 
+def leave_exports_unchecked(patch):
+    patch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+
+
+@pytest.fixture
+def unchecked_exports(monkeypatch):
+    """Exports of this process are not checked by a fresh one: the test asks one itself."""
+    leave_exports_unchecked(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory):
     """A folder with parallel text: multi30k/{train,val}.{en,de}.gz and tatoeba/eng-fra-5000.tsv.

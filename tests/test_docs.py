@@ -37,7 +37,7 @@ from scipy import special
 
 import keras_transformer as kt
 from keras_transformer.serving.publishing import c_api
-from tests.conftest import leave_results_untold
+from tests.conftest import leave_exports_unchecked, leave_results_untold
 from train import cli
 
 pytestmark = pytest.mark.usefixtures("small_pictures")
@@ -48,17 +48,13 @@ BLOCK = re.compile(r"^```(\w+)(?: title=\"(.*?)\")?\n(.*?)^```", re.MULTILINE | 
 MODEL = ["--num-layers=1", "--hidden-dim=16", "--intermediate-dim=32", "--num-heads=2"]
 TRAINING = [*MODEL, "--warmup-steps=2", "--steps=40", "--checkpoint-every=20", "--average=1"]
 COMMANDS = {
-    "translation": [
-        *TRAINING,
-        "--vocabulary-size=300",
-        "--max-length=24",
-        "--tokens-per-batch=256",
-    ],
+    "translation": [*TRAINING, "--vocabulary-size=300", "--max-length=24",
+                    "--tokens-per-batch=256"],
     "classification": [*TRAINING, "--hold-out=10", "--tokens-per-batch=128"],
     "language-model": [*TRAINING, "--context=32", "--batch-size=4", "--evaluate-every=4"],
     "pretraining": [*TRAINING, "--hold-out=4", "--batch-size=4"],
     "prepare": ["--vocabulary-size=300", "--held-out=4"],
-}
+}  # fmt: skip
 # Run by a test of their own, or by the reader: tests/train/, tests/demo/, .ci/run.
 ELSEWHERE = {"train", "launch", "serve", "venv"}
 NAME = re.compile(r"(?:python3? -m|keras-transformer) ([\w.-]+)")
@@ -163,7 +159,7 @@ OF_CONFIG = {
 def export_little(page, monkeypatch):
     """Saves and checks only what the page about serving exports; tests/train/ asks all exports."""
     if page.stem != "serving":
-        monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+        leave_exports_unchecked(monkeypatch)
         monkeypatch.setattr(tf.saved_model, "save", lambda module, path, *_: os.makedirs(path))
 
 

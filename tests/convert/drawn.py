@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.convert.blocks import row_names
-from keras_transformer.convert.writing import WRITERS
 from keras_transformer.serving import SearchSettings, Translator
 from keras_transformer.tokenizers import PAD_ID, START_ID
 from train.demo.corpus import demo_corpus
@@ -36,13 +35,6 @@ def translator_of(tokenizer, num_beams=1, penalty=1.0, ids=405, **options):
     lengths = {"max_source_length": 20, "max_target_length": 20}
     settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
     return Translator(model, tokenizer, settings=settings)
-
-
-def written(text_model, format, path):
-    """A folder as of `convert.write`, which no process of its own checks: the test does."""
-    path.mkdir()
-    WRITERS[format].write(text_model, path)
-    return path
 
 
 def by_ctranslate2(path, ours, texts):

@@ -10,7 +10,7 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.convert import bart
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids, written
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.convert.foreign_tokenizers import MBART, differences, drawn_texts, train_spm
 from tests.reference import array
 from train import convert as command
@@ -173,12 +173,13 @@ def generated(model, tokenizer, **rules):
 @pytest.mark.parametrize(
     "folder", ["bart", pytest.param("mbart", marks=pytest.mark.soak)], indirect=True
 )
+@pytest.mark.usefixtures("unchecked")
 def test_what_is_written_is_what_was_read(folder, tmp_path):
     from safetensors.numpy import load_file
 
     path, model, tokenizer = folder
     translator = convert.load(path)
-    folder = written(translator, "huggingface", tmp_path / "written")
+    folder = convert.write(translator, "huggingface", tmp_path / "written")
     one, other = (load_file(each / "model.safetensors") for each in (path, folder))
     assert one.keys() == other.keys()
     for name in one:
@@ -201,10 +202,11 @@ def test_what_is_written_is_what_was_read(folder, tmp_path):
     # A start that training has moved away from the end is a token of its own.
     table = translator.model.target_embedding.embeddings
     table.assign(table + np.eye(table.shape[0])[2][:, None])
-    folder = written(translator, "huggingface", tmp_path / "moved")
+    folder = convert.write(translator, "huggingface", tmp_path / "moved")
     assert convert.load(folder)(SHORT) == translator(SHORT)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_run_answers_as_theirs_and_as_ctranslate2(folder, tmp_path):
     run = tmp_path / "run"
     command.main(["--from", str(folder[0]), "--run", str(run)])
@@ -213,7 +215,7 @@ def test_a_run_answers_as_theirs_and_as_ctranslate2(folder, tmp_path):
     assert translator.settings.max_target_length == LONGEST - 1
     expected = generated(*folder[1:], num_beams=1)
     assert [each[0].text for each in translator.n_best(SHORT)] == expected
-    path = written(translator, "ctranslate2", tmp_path / "ctranslate2")
+    path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
     assert by_ctranslate2(path, translator, SHORT) == expected
 
 

@@ -117,7 +117,7 @@ def test_outputs_are_those_of_hugging_face(head, hidden_act, tmp_path):
 
 @pytest.mark.parametrize("head", ["DistilBert", pytest.param("Roberta", marks=pytest.mark.soak)])
 def test_texts_have_their_labels_and_a_folder_is_fine_tuned(
-    head, tmp_path, capsys, monkeypatch, untold_results
+    head, tmp_path, capsys, unchecked_exports, untold_results
 ):
     """The walk of an encoder: from a folder to a run that is served, and to others from both."""
     import tensorflow as tf
@@ -133,8 +133,6 @@ def test_texts_have_their_labels_and_a_folder_is_fine_tuned(
     with torch.no_grad():
         expected = torch.softmax(model(**given).logits, -1).numpy()
     np.testing.assert_allclose(classifier.probabilities(texts), expected, atol=1e-5)
-    # That an export is checked is shown in tests/serving.
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
     path = classifier.export(tmp_path / "served", "labels")
     served = tf.saved_model.load(path).signatures["serving_default"](tf.constant(texts))
     np.testing.assert_allclose(served["probabilities"], expected, atol=1e-5)

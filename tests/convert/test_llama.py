@@ -11,7 +11,6 @@ from keras_transformer import convert
 from keras_transformer.convert import ConversionError, llama
 from keras_transformer.convert.tokenizer_json import SPLITS
 from keras_transformer.serving import Generator, SamplingSettings
-from tests.convert.drawn import written
 from tests.convert.folders import FAMILIES as FOLDERS
 from tests.convert.foreign_tokenizers import LLAMA, train_spm
 from tests.reference import array
@@ -258,6 +257,7 @@ def test_the_penalty_counts_ends_of_a_chat(folder):
 
 
 @pytest.mark.parametrize("folder", ["Llama 2"], indirect=True)
+@pytest.mark.usefixtures("unchecked")
 def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
     shutil.copytree(folder[0], tmp_path, dirs_exist_ok=True)
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 400}))
@@ -269,7 +269,7 @@ def test_an_added_end_without_a_piece_ends_texts(folder, tmp_path):
         (tmp_path / name).write_text(json.dumps(content | {"eos_token_id": 400}))
     generator = convert.load(tmp_path)
     assert generator.tokenizer.end_of_text_id == 400
-    written(generator, "huggingface", tmp_path / "written")
+    convert.write(generator, "huggingface", tmp_path / "written")
     assert json.loads((tmp_path / "written/config.json").read_text())["eos_token_id"] == 400
 
 
@@ -325,7 +325,8 @@ OTHERS = [pytest.param(n, marks=pytest.mark.soak) for n in ("Mistral", "Qwen2")]
 
 
 @pytest.mark.parametrize("folder", ["Llama 3", *OTHERS], indirect=True)
-def test_a_run_writes_on_and_is_exported_and_written_back(folder, generator, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("unchecked_exports")
+def test_a_run_writes_on_and_is_exported_and_written_back(folder, generator, tmp_path):
     import tensorflow as tf
     import transformers
 
@@ -334,8 +335,6 @@ def test_a_run_writes_on_and_is_exported_and_written_back(folder, generator, tmp
     again = Generator.load(run)
     assert again.settings == generator.settings
     expected = [text for prompt in prompts for text in generator([prompt])]
-    # That an export is checked is shown in tests/serving.
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
     path = again.export(tmp_path / "served", "llama")
     signature = tf.saved_model.load(path).signatures["serving_default"]
     texts = [text.decode() for text in signature(tf.constant(prompts))["continuation"].numpy()]
@@ -356,6 +355,7 @@ def test_a_run_writes_on_and_is_exported_and_written_back(folder, generator, tmp
 
 
 @pytest.mark.parametrize("folder", FAMILIES, indirect=True)
+@pytest.mark.usefixtures("unchecked")
 def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, request):
     import ctranslate2
     import tensorflow as tf
@@ -366,7 +366,7 @@ def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, req
         with pytest.raises(convert.ConversionError, match=reasons[name]):
             convert.write(generator, "ctranslate2", tmp_path / "written")
         return
-    path = written(generator, "ctranslate2", tmp_path / "written")
+    path = convert.write(generator, "ctranslate2", tmp_path / "written")
     engine = ctranslate2.Generator(str(path), device="cpu")
     tokenizer, start = generator.tokenizer, generator.settings.start_id
     texts = [text[:14] for text in demo_corpus(8, seed=3).sources]
@@ -448,6 +448,7 @@ def test_a_partial_rotation_is_not_written():
         llama.family_of(model, "Hugging Face's library")
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_model_of_ours_with_scaled_vectors_is_written(tmp_path):
     """`--blocks llama` as the command makes it, which no family is as it is."""
     import transformers
@@ -455,7 +456,7 @@ def test_a_model_of_ours_with_scaled_vectors_is_written(tmp_path):
     tokenizer = kt.tokenizers.train_byte_pairs(demo_corpus(300).sources, 300)
     model = kt.language_model(300, num_layers=1, hidden_dim=16, num_heads=2, blocks="llama")
     generator = Generator(model, tokenizer, SamplingSettings(32, 9))
-    written(generator, "huggingface", tmp_path / "written")
+    convert.write(generator, "huggingface", tmp_path / "written")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "written")
     ids = np.random.default_rng(3).integers(0, 300, (2, 9))
     np.testing.assert_allclose(

@@ -14,7 +14,7 @@ from keras_transformer.convert import ConversionError
 from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
 from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids, written
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.reference import array
 from train import convert as command
 
@@ -148,6 +148,7 @@ def test_texts_have_the_ids_of_their_tokenizer(folder, converted):
 @pytest.mark.parametrize(
     "folder", ["m2m100", pytest.param("nllb", marks=pytest.mark.soak)], indirect=True
 )
+@pytest.mark.usefixtures("unchecked")
 def test_a_run_translates_as_theirs_does_and_as_ctranslate2(folder, converted, tmp_path):
     import torch
 
@@ -161,7 +162,7 @@ def test_a_run_translates_as_theirs_does_and_as_ctranslate2(folder, converted, t
     assert translator([*texts, ""]) == [*expected, ""]
     assert len(set(expected)) > 6
     if "M2M100" in type(folder[2]).__name__:
-        path = written(translator, "ctranslate2", tmp_path / "ctranslate2")
+        path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
         greedy = Translator.load(run, num_beams=1)
         assert by_ctranslate2(path, greedy, texts) == greedy(texts)
     # Another pair of languages is other ids.

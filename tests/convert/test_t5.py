@@ -11,7 +11,7 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.decoding import beam_search
 from keras_transformer.serving import Translator
-from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids, written
+from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.convert.foreign_tokenizers import T5, differences, drawn_texts, train_spm
 from tests.reference import array
 from train import convert as command
@@ -174,7 +174,8 @@ def served_texts(translator, path, name, texts):
 
 
 @pytest.mark.parametrize("folder", ["t5"], indirect=True)
-def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("unchecked_exports")
+def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path):
     run = tmp_path / "run"
     command.main(["--from", str(folder[0]), "--run", str(run)])
     # What begins a task: the run's prefix is in what is served, too.
@@ -184,8 +185,6 @@ def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path, monkeyp
     translator = Translator.load(run, source_prefix="It is ")
     expected = generated(*folder[1:], ["It is " + text for text in SHORT])
     assert translator([*SHORT, "", " "]) == [*expected, "", ""]
-    # That an export is checked is shown in tests/serving.
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
     assert served_texts(translator, tmp_path / "served", "t5", SHORT) == expected
 
 
@@ -193,6 +192,7 @@ def test_a_run_writes_what_theirs_does_and_is_exported(folder, tmp_path, monkeyp
     "folder", ["t5", "byt5", *(pytest.param(n, marks=pytest.mark.soak) for n in ("v1.1", "mt5"))],
     indirect=True,
 )  # fmt: skip
+@pytest.mark.usefixtures("unchecked")
 def test_a_written_folder_is_theirs_again(folder, converted, tmp_path, caplog):
     """Their library writes the same texts with it, and it is read as what was written."""
     import transformers
@@ -207,7 +207,7 @@ def test_a_written_folder_is_theirs_again(folder, converted, tmp_path, caplog):
     table = translator.model.target_embedding.embeddings
     row = 0.5 * array(table)[2]
     table.assign(keras.ops.slice_update(table, (2, 0), row[None]))
-    path = written(translator, "huggingface", tmp_path / "model")
+    path = convert.write(translator, "huggingface", tmp_path / "model")
     assert ("does not hold the source prefix 'It is '" in caplog.text) == has_pieces
     again, model = convert.read(path), translator.model
     for one, other in zip(model.weights, again.model.weights, strict=True):
@@ -234,11 +234,12 @@ def greedy(path):
 
 
 @pytest.mark.parametrize("folder", ["t5", "byt5"], indirect=True)
+@pytest.mark.usefixtures("unchecked")
 def test_ctranslate2_does_the_same(folder, tmp_path):
     """Over distances that share buckets, too."""
     pytest.importorskip("ctranslate2")
     translator = greedy(folder[0])
-    path = written(translator, "ctranslate2", tmp_path / "ctranslate2")
+    path = convert.write(translator, "ctranslate2", tmp_path / "ctranslate2")
     texts = [" ".join(pair[0] for pair in PAIRS()[i : i + 1 + i % 7]) for i in range(24)]
     assert max(map(len, translator.tokenizer.tokenize(texts).to_list())) > 40
     assert by_ctranslate2(path, translator, texts) == translator(texts)

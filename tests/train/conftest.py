@@ -40,9 +40,6 @@ def told_results():
     """Trainings of this process end as usual, with pictures and scores."""
 
 
-NOT_DATASETS = "Even though the `tf.config"  # TensorFlow's warning: datasets keep their graphs
-
-
 @contextlib.contextmanager
 def run_eagerly(value):
     """Whether TensorFlow leaves out graphs: of few small steps, most of the time is tracing."""
@@ -52,7 +49,7 @@ def run_eagerly(value):
     tf.config.run_functions_eagerly(value)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", NOT_DATASETS)
+            warnings.filterwarnings("ignore", "Even though the `tf.config")  # datasets have graphs
             yield
     finally:
         tf.config.run_functions_eagerly(before)
@@ -63,12 +60,6 @@ def eager():
     """Trainings and searches of this process run eagerly."""
     with run_eagerly(True):
         yield
-
-
-@pytest.fixture
-def unchecked_exports(monkeypatch):
-    """Exports of this process are not checked by a fresh one: the test asks one itself."""
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
 
 
 def write_pairs(folder):

@@ -2,7 +2,6 @@ import json
 import os
 import pathlib
 import time
-from functools import partial
 
 import pytest
 
@@ -239,7 +238,7 @@ def test_wrong_options_are_told_before_anything_runs(arguments, message, capsys,
 
 
 @pytest.fixture
-def in_this_process(monkeypatch, request):
+def in_this_process(monkeypatch):
     """Engines are built here: each needs seconds to start in a process of its own."""
     # Not above, for the engines of this file do without them.
     import keras
@@ -247,7 +246,6 @@ def in_this_process(monkeypatch, request):
 
     def measured_here(candidates, repeats, steps):
         rows = []
-        request.addfinalizer(partial(keras.config.set_dtype_policy, "float32"))
         for label, build, workload in candidates:
             row = {"name": label, "unavailable": None, "seconds": []}
             try:
@@ -259,8 +257,9 @@ def in_this_process(monkeypatch, request):
                 row |= {"name": engine.name, "parameters": engine.num_parameters}
                 row["result"] = engine.finish(engine.unit())
                 row["seconds"] = [seconds_a_unit(engine, steps) for _ in range(repeats)]
+            finally:
+                keras.config.set_dtype_policy("float32")
             rows.append(row)
-            keras.config.set_dtype_policy("float32")
         return rows
 
     monkeypatch.setattr(parts, "measure", measured_here)

@@ -40,9 +40,8 @@ def demonstrate(tmp_path, monkeypatch, capsys):
     return run
 
 
-def test_the_demo_trains_measures_draws_exports_and_asks(demonstrate, tmp_path, monkeypatch):
-    # Its own check of an export takes as long as asking it, which is done here.
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+@pytest.mark.usefixtures("unchecked_exports")
+def test_the_demo_trains_measures_draws_exports_and_asks(demonstrate, tmp_path):
     printed = demonstrate()
     assert (tmp_path / "runs" / "demo" / "model.keras").exists()
     assert re.search(r"^BLEU: \d", printed, re.MULTILINE), printed

@@ -119,16 +119,7 @@ def test_sampling_writes_text_like_the_training_text(trained, capsys):
     indirect=["trained"],
 )
 def test_a_trained_run_is_served(trained, dtype, tmp_path, capsys):
-    flags = [
-        "--run",
-        str(trained),
-        "--name",
-        "mats",
-        "--directory",
-        str(tmp_path),
-        "--dtype",
-        dtype,
-    ]
+    flags = [f"--run={trained}", "--name=mats", f"--directory={tmp_path}", f"--dtype={dtype}"]
     language_model.main(["export", *flags])
     assert f"Published {tmp_path}/mats/1." in capsys.readouterr().out
     [answer] = ask(tmp_path / "mats" / "1", [{"inputs": {"prompt": ["the cat "]}}])

@@ -95,8 +95,8 @@ def test_a_pretrained_run_that_resumes_names_the_missing_module(tmp_path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unchecked_exports")
 def test_a_training_and_all_that_use_it_import_the_module(folder, text, monkeypatch, capsys, eager):
-    monkeypatch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
     flags = [*text[:2], *text[4:6], *SETTINGS, "--steps=3", "--attention=TemperedAttention"]
     flags += ["--run", "run"]
     assert "--import" in message(capsys, translation.main, *flags)

@@ -2,7 +2,6 @@
 
 import re
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,6 +17,7 @@ from train.translation import TranslationConfig
 
 from .conftest import SETTINGS
 from .test_language_model import FLAGS
+from .test_recovery import Break
 
 DOCUMENTS = "".join(f"{'so ' * (n % 7)}it goes\n\n" for n in range(150))
 
@@ -26,18 +26,12 @@ def weights_of(run):
     return [weight.numpy() for weight in RunFolder(run).model().weights]
 
 
-class StopAtStepThree(keras.callbacks.Callback):
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == 3:
-            raise KeyboardInterrupt
-
-
 def train_whole_and_in_two_parts(command, flags, folder, monkeypatch):
     flags = [*flags, "--steps=4", "--checkpoint-every=2", "--average=1", "--run"]
     whole, resumed = folder / "whole", folder / "resumed"
     command.main([*flags, str(whole)])
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "StopOnNonFiniteLoss", StopAtStepThree)
+        patched.setattr(loop, "StopOnNonFiniteLoss", lambda: Break(3))
         with pytest.raises((KeyboardInterrupt, SystemExit)):
             command.main([*flags, str(resumed)])
     assert not (resumed / "model.keras").exists()

@@ -18,12 +18,10 @@ from train.progress import EpochLog, read_epochs
 from train.run import Run
 from train.translation import TranslationConfig, TranslationExperiment
 
-from .conftest import NOT_DATASETS, run_eagerly
+from .conftest import run_eagerly
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(f"ignore:{NOT_DATASETS}"),  # of a fixture of the module
-]
+# Most trainings here take two steps; test_killed_command.py has those of a graph.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS, EVERY, AVERAGE = 11, 3, 3
@@ -32,13 +30,6 @@ CONFIG = TranslationConfig(
     dropout=0.1, tokens_per_batch=300, max_length=24, warmup_steps=5, steps=STEPS,
     checkpoint_every=EVERY, average=AVERAGE, patience=50, shapes=16,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def eager_steps():
-    """Most processes here train two steps; test_killed_command.py has those of a graph."""
-    with run_eagerly(True):
-        yield
 
 
 class Break(keras.callbacks.Callback):
@@ -75,12 +66,13 @@ def assert_same_model(path, expected, what):
 
 
 @pytest.fixture(scope="module")
-def runs(eager_steps, tmp_path_factory):
+def runs(tmp_path_factory):
     """The folder of a run that is finished and of one that was broken off at step 10."""
     folder = tmp_path_factory.mktemp("runs")
-    train_small(folder / "finished")
-    with pytest.raises(KeyboardInterrupt):
-        train_small(folder / "broken", break_at=10)
+    with run_eagerly(True):
+        train_small(folder / "finished")
+        with pytest.raises(KeyboardInterrupt):
+            train_small(folder / "broken", break_at=10)
     return folder
 
 

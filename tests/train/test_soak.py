@@ -88,8 +88,7 @@ def test_kills_of_an_export_leave_no_half_version(run_of, tmp_path, part):
     expected = ask(models / "letters" / "1", [request])
     for _ in range(2):  # while an export is being written or checked
         process, before = start(*export), set(models.iterdir())
-        happens = lambda before=before: set(models.iterdir()) - before  # noqa: E731
-        assert kill_when(process, happens, draw.uniform(0, 4))
+        assert kill_when(process, lambda b=before: set(models.iterdir()) - b, draw.uniform(0, 4))
         versions = [path.name for path in (models / "letters").iterdir()]
         assert versions == ["1"], "no half version is served"
     finish(start(*export))

@@ -10,6 +10,7 @@ import pytest
 
 from keras_transformer.serving import RunFolder, Translator
 from keras_transformer.tokenizers import train_byte_pairs, train_sentencepiece
+from tests.conftest import leave_exports_unchecked
 from tests.serving.conftest import SENTENCES
 from train.convert import save_run, text_model_of
 from train.serve.attention_pages import AttentionPages
@@ -54,7 +55,7 @@ def tiny(loaded):
 def best(trained):
     """The export of its best weights, without the check in a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("keras_transformer.serving.publishing.export.validate", lambda *_: None)
+        leave_exports_unchecked(patch)
         model = text_model_of(trained / "tiny", "best")
         return model.export(trained / "served", "tiny", SENTENCES[:2])
 
