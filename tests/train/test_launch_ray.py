@@ -83,8 +83,9 @@ def test_ray_trains_as_the_launcher_of_one_machine_does(
 
 
 @pytest.mark.soak
-def test_ray_goes_on_with_the_workers_that_are_left(tmp_path):
+def test_ray_goes_on_with_the_workers_that_are_left(tmp_path, monkeypatch):
     """One of two machines is lost; the one that is left has room for one worker."""
+    monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "15")  # instead of 60
     ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     lost = cluster.add_node(num_cpus=1)
