@@ -1,6 +1,7 @@
 """The rules of the house: who imports whom, what may share a name, and what no file does."""
 
 import ast
+import graphlib
 import importlib.machinery
 import importlib.util
 import pathlib
@@ -95,6 +96,24 @@ def test_a_room_imports_only_the_rooms_below(room):
             if top == "keras_transformer" and rest:
                 assert room == "train" or rest[0] in arrows()[room], f"{path}: {name}"
             assert top != "tests" and (top != "train" or room == "train"), f"{path}: {name}"
+
+
+def test_no_modules_import_each_other():
+    """Not in a circle of any length, neither within functions nor when first used."""
+    modules = {}
+    for path in files("keras_transformer", "train"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        modules[".".join(parts).removesuffix(".__init__")] = path
+    graph = {}
+    for module, path in modules.items():
+        deferred = re.findall(r'(?:Deferred|import_module)\(f?"(.+?)"', path.read_text("utf-8"))
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        names = {*imports(path), *(name.replace("{__package__}", package) for name in deferred)}
+        # A package is not used by what imports a module of it.
+        packages = {name.rpartition(".")[0] for name in names & modules.keys()}
+        graph[module] = (names - packages - {module}) & modules.keys()
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+    assert sum(map(len, graph.values())) > 500
 
 
 @pytest.mark.parametrize("room", sorted(PURE))

@@ -19,6 +19,7 @@ import types
 import numpy as np
 import pytest
 
+from train.benchmark import __main__ as benchmark
 from train.benchmark import collect, command, device, report
 from train.benchmark.engines import SIZES, Engine, NoDevice, Workload, name_of_gpu
 from train.benchmark.exactness import largest_difference
@@ -224,7 +225,7 @@ def rows_of(output):
 def test_minutes_count_from_the_start_of_the_process(tmp_path, capsys):
     output = tmp_path / "device.json"
     with pytest.raises(SystemExit) as stopped:
-        command.main([*TOY, f"--json={output}"], time.monotonic() - 240.0)
+        benchmark.main([*TOY, f"--json={output}"], time.monotonic() - 240.0)
     assert stopped.value.code == 0
     rows = rows_of(output)
     assert len(rows) == 8
@@ -295,7 +296,7 @@ def test_a_package_that_was_not_carried_is_named_after_everything_else(rows, cap
     missing = {"unavailable": "skipped: keras_hub is not installed", "lacks": "keras_hub"}
     rows(train_base=[OURS, missing])
     with pytest.raises(SystemExit) as stopped:
-        command.main(TOY)
+        benchmark.main(TOY)
     said = capsys.readouterr()
     assert stopped.value.code == 2 and said.err.count("\n") == 1
     assert "error: Everything was measured but what needs keras_hub, which is not inst" in said.err
@@ -318,7 +319,7 @@ def test_a_full_disk_is_said_in_one_line_and_what_was_written_stays(rows, tmp_pa
     resource.setrlimit(resource.RLIMIT_FSIZE, (200, limits[1]))
     try:
         with pytest.raises(SystemExit) as stopped:
-            command.main([*TOY, f"--json={output}"])
+            benchmark.main([*TOY, f"--json={output}"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     error = capsys.readouterr().err
@@ -329,7 +330,7 @@ def test_a_full_disk_is_said_in_one_line_and_what_was_written_stays(rows, tmp_pa
 
 def refused(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
-        command.main(arguments)
+        benchmark.main(arguments)
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and said.count("\n") == 1
     return said

@@ -24,14 +24,9 @@ import contextlib
 import math
 import os
 import pathlib
-import signal
-import sys
-import time
 
-from ..command import one_line_errors
 from ..gpus import cores, gpu_count, visible_gpus, warn_of_idle_gpus
 from ..settings import Parser
-from . import device
 from .engines import Workload, name_of_gpu
 from .parts import ALL, DTYPES, PARTS
 from .report import new_run, read_report, save
@@ -220,22 +215,3 @@ def run(arguments=None):
     if options.json:
         print("", f"All of {options.json}:", *report_table(runs), sep="\n", flush=True)
     return int(failed)
-
-
-def main(arguments=None, begun=None):
-    """Runs the command for the backend that it names.
-
-    Args:
-        arguments: of the command line, a list; None for those of the process.
-        begun: when the process began, in seconds of `time.monotonic`; None for now.
-    """
-    # So that the processes of the engines end, too, and leave the GPU to what comes next.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    arguments = sys.argv[1:] if arguments is None else arguments
-    which = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    which.add_argument("--backend", nargs="?")
-    with one_line_errors():
-        if which.parse_known_args(arguments)[0].backend == "jax":
-            begun = time.monotonic() if begun is None else begun
-            sys.exit(device.run(arguments, begun))
-        sys.exit(run(arguments))

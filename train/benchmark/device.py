@@ -30,6 +30,7 @@ from typing import NamedTuple
 from ..gpus import HIDDEN, gpu_count, visible_gpus
 from ..settings import Parser
 from . import attention, exactness, on_jax, training
+from .command import add_what_all_have, choose, positive_number
 from .engines import SIZES, Size, Workload, size_on
 from .minutes import Measure, compared, one_by_one, timed
 from .products import PEAKS, peak_of, training_flops
@@ -53,9 +54,6 @@ SECONDS_WORTH_KEEPING = 10  # of compiling
 
 
 def parse(arguments):
-    # Not above, for command imports this module.
-    from .command import add_what_all_have, choose, positive_number
-
     parser = Parser("python -m train.benchmark --backend jax", __doc__, EXAMPLES)
     add_what_all_have(parser)
     parser.add_argument(
