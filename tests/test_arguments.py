@@ -41,7 +41,7 @@ WITH_MANY = {
     },
     **{
         f"serving.{name}.answer": "the inputs of a signature of the model"
-        for name in ("Answerer", "Classifier", "Generator", "Regressor", "Translator")
+        for name in ("Answerer", "Classifier", "Generator", "Translator")
     },
 }
 

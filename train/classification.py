@@ -359,8 +359,7 @@ class ClassificationExperiment(Experiment):
     def evaluate(options):
         model = served_model(options.run, weights=options.weights)
         columns = options.text_column, options.label_column
-        names = getattr(model, "labels", ())
-        text = read_texts(options.folder, options.tsv, options.table, columns, names)
+        text = read_texts(options.folder, options.tsv, options.table, columns, model.labels)
         report, is_cut = report_of(model, text)
         print(report)
         places = (
@@ -423,16 +422,14 @@ def without_empty(text):
 
 
 def served_model(run, dtype=None, weights="averaged"):
-    """The `Classifier` or `Regressor` of a run; the arguments are those of their `load`."""
+    """The `Classifier` of a run; the arguments are those of its `load`."""
     devices.one_thread_each()
-    names, _ = kt.serving.RunFolder(run).labels()
-    kind = kt.serving.Classifier if names else kt.serving.Regressor
-    return kind.load(run, dtype, weights)
+    return kt.serving.Classifier.load(run, dtype, weights)
 
 
 def loss_unit(model):
-    """The unit of the loss of a `Classifier` or `Regressor`; Keras averages over labels, too."""
-    if isinstance(model, kt.serving.Regressor):
+    """The unit of the loss of a `Classifier`; Keras averages over labels, too."""
+    if not model.labels:
         return "squared error"
     return "nats per label" if model.multi_label else "nats per text"
 
@@ -443,14 +440,14 @@ def report_of(model, text):
     A classifier is right if a text gets its label, or exactly all of its labels.
 
     Args:
-        model: a `Classifier` or `Regressor`.
+        model: a `Classifier`.
         text: a `LabelledText` with its labels.
 
     Returns:
         The pair of a line of text, and an array of whether each text was too long.
     """
     count = len(text.texts)
-    if isinstance(model, kt.serving.Regressor):
+    if not model.labels:
         answer = model.answer(text.texts)
         predicted, expected = answer["value"].astype(float), np.array(text.labels)[:, 0]
         error = np.mean((predicted - expected) ** 2)

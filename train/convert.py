@@ -111,7 +111,7 @@ def save_run(converted, path):
 
 
 def text_model_of(run, weights="averaged"):
-    """The `Translator`, `Generator`, `Classifier` or `Regressor` of a trained run.
+    """The `Translator`, `Generator` or `Classifier` of a trained run.
 
     Of pretraining, the BERT as `Converted`.
 

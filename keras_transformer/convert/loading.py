@@ -107,7 +107,7 @@ def load(path, source_language=None, target_language=None, source_prefix=None):
         source_prefix: text before each source, such as "summarize: " for T5.
 
     Returns:
-        A `serving.Translator`, `Generator`, `Classifier`, `Regressor` or `Answerer`.
+        A `serving.Translator`, `Generator`, `Classifier` or `Answerer`.
 
     Raises:
         ConversionError: as for `read`; or if the model does nothing with texts by itself, such as
@@ -132,8 +132,6 @@ def load(path, source_language=None, target_language=None, source_prefix=None):
         return serving.Generator(model, tokenizer, settings=converted.settings)
     if converted.command == "classification":
         labels, max_length = converted.labels, converted.config["max_length"]
-        if not labels:
-            return serving.Regressor(model, tokenizer, max_length)
         return serving.Classifier(model, tokenizer, labels, max_length, converted.multi_label)
     if isinstance(model, BertQuestionAnsweringModel):
         longest = min(384, model.positions.max_sequence_length)

@@ -62,7 +62,7 @@ def write(text_model, format, output, dtype="float32"):
     folder is not checked.
 
     Args:
-        text_model: a `serving.Translator`, `Generator`, `Classifier`, `Regressor` or `Answerer`.
+        text_model: a `serving.Translator`, `Generator`, `Classifier` or `Answerer`.
         format: a key of `WRITERS`.
         output: path of the new folder, missing or empty.
         dtype: dtype of the weights, "float32"; for CTranslate2 also "int8", "int16", "bfloat16" or

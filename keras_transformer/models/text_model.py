@@ -31,8 +31,8 @@ class TextModel(Model, FUNCTIONAL):
     it is rebuilt as it is, with LoRA, frozen layers or another dtype. What is None in a class is
     absent in a model.
 
-    `Translator`, `Generator`, `Classifier` and `Regressor` accept every object with the attributes
-    and methods of these classes that they use, of a Keras model or not:
+    `Translator`, `Generator` and `Classifier` accept every object with the attributes and methods
+    of these classes that they use, of a Keras model or not:
 
     | method | translation | language model | classifier |
     |---|---|---|---|

@@ -1,12 +1,12 @@
 """Trained models in use: texts in, texts, labels or numbers out, from Python or as a SavedModel.
 
-`Translator`, `Classifier`, `Regressor`, `Answerer` and `Generator` answer in this process. Their
-`export` publishes them for TensorFlow Serving, once a process that imports no Python code of this
-library has answered from the export as they do.
+`Translator`, `Classifier`, `Answerer` and `Generator` answer in this process. Their `export`
+publishes them for TensorFlow Serving, once a process that imports no Python code of this library
+has answered from the export as they do.
 """
 
 from keras_transformer.serving.answerer import Answer, Answerer
-from keras_transformer.serving.classifier import Classifier, Regressor
+from keras_transformer.serving.classifier import Classifier
 from keras_transformer.serving.generator import Generator
 from keras_transformer.serving.languages import in_languages
 from keras_transformer.serving.run_folder import RunFolder
@@ -19,7 +19,6 @@ __all__ = [
     "Classifier",
     "Generator",
     "Hypothesis",
-    "Regressor",
     "RunFolder",
     "SamplingSettings",
     "SearchSettings",

@@ -25,20 +25,47 @@ from keras_transformer.serving.served_model import (
 NUM_SPECIAL_TOKENS = 2  # [CLS] and [SEP]
 
 
-class ServedEncoder(ServedModel):
-    """What `Classifier` and `Regressor` share: a text in, the outputs of a head out.
+class Classifier(ServedModel):
+    """Labels texts, or predicts a number for each, e.g. a rating.
+
+    Its signatures are `serving_default`, `tokenize` and `logits`.
 
     Args:
         model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
             another classifier with the methods that `models.TextModel` documents.
         tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT, a
             `BytePairTokenizer` for RoBERTa.
-        num_outputs: number of labels; 1 for regression.
+        labels: names of the labels, in the order of the logits; none for a regression, whose model
+            returns one number per text.
         max_length: text limit in tokens, including the special tokens of BERT; longer texts lose
             their middle.
+        multi_label: whether a text may have any number of labels instead of exactly one.
+
+    Attributes:
+        labels: names of the labels, in the order of the columns of `probabilities`; empty for a
+            regression.
+        max_length: text limit in tokens, without the special tokens of BERT.
+        multi_label: as given.
+
+    Raises:
+        ValueError: if the model is of another kind, does not return one logit per label (a model
+            of your own: when it is first called) or has fewer ids than the tokenizer, a label is
+            not a string, or `max_length` is out of range.
+
+    Examples:
+        >>> import keras_transformer as kt
+        >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
+        >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=2, num_layers=1)
+        >>> Classifier(model, tokenizer, ["bad", "good"]).probabilities(["abba", "c"]).shape
+        (2, 2)
+        >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=1, num_layers=1)
+        >>> len(Classifier(model, tokenizer)(["abba", "c"]))
+        2
     """
 
-    def __init__(self, model, tokenizer, num_outputs, max_length):
+    def __init__(self, model, tokenizer, labels=(), max_length=512, multi_label=False):
+        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
         builders = "classifier() or bert_classifier()"
         check_kind(model, (ClassifierModel, BertClassifierModel), ("logits",), builders)
         self._is_bert = isinstance(model, BertClassifierModel)
@@ -55,7 +82,7 @@ class ServedEncoder(ServedModel):
         elif isinstance(model, ClassifierModel):
             check_vocabulary(model.embedding.vocabulary_size, tokenizer)
         check_max_length(max_length)
-        self._num_outputs, self.max_length = num_outputs, max_length
+        self.labels, self.max_length, self.multi_label = tuple(labels), max_length, multi_label
         if isinstance(model, TextModel):
             self._check_logits(model.output_shape)
         super().__init__(model, tokenizer)
@@ -65,27 +92,59 @@ class ServedEncoder(ServedModel):
         """Loads a finished run of `keras-transformer classification`.
 
         Args:
-            run: path of the run folder; for a `Regressor`, of a run of `--task regression`.
+            run: path of the run folder.
             dtype: "float32" or "bfloat16" converts the weights; None keeps them as trained.
             weights: "averaged" or "best", as for `RunFolder.model`.
 
         Returns:
-            An object of this class.
+            A `Classifier`; that of a run of `--task regression` has no labels.
 
         Raises:
             ValueError: if the folder does not hold a finished run of this kind, or a file is
                 damaged.
         """
         folder = RunFolder(run)
-        names, multi_label = folder.labels()
-        if bool(names) != cls._has_labels:
-            kind = "has labels with names" if names else "predicts numbers"
-            other = "Classifier" if names else "Regressor"
-            raise ValueError(f"{run} {kind}. Load it as a serving.{other}.")
-        labels = {"labels": names, "multi_label": multi_label} if names else {}
+        labels, multi_label = folder.labels()
         max_length = folder.settings(["max_length"])["max_length"]
         model, tokenizer = folder.model(dtype, weights), folder.tokenizer()
-        return cls(model, tokenizer, max_length=max_length, **labels)
+        return cls(model, tokenizer, labels, max_length, multi_label)
+
+    def __call__(self, texts):
+        """Answers texts. Warns if texts are longer than `max_length` and lose their middle.
+
+        Args:
+            texts: a list of strings.
+
+        Returns:
+            A list with the answer to each text: its most probable label; with `multi_label`, all
+            labels with a probability of at least 0.5, joined by commas; of a regression, a number.
+
+        Raises:
+            ValueError: if `texts` is not a list of strings.
+        """
+        answer = self._checked_answer(texts)
+        if not self.labels:
+            return answer["value"].tolist()
+        return [label.decode() for label in answer["label"]]
+
+    def probabilities(self, texts):
+        """The probability of every label. Warns like a call.
+
+        Args:
+            texts: a list of strings.
+
+        Returns:
+            A float32 array (texts, labels).
+
+        Raises:
+            ValueError: if `texts` is not a list of strings, or there are no labels.
+        """
+        if not self.labels:
+            raise ValueError(
+                "A regression has no probabilities: call the classifier itself for its numbers. "
+                "Received: labels=()."
+            )
+        return self._checked_answer(texts)["probabilities"]
 
     def attention(self, text):
         """The attention between the tokens of a text.
@@ -106,13 +165,11 @@ class ServedEncoder(ServedModel):
         scores = self._attention_scores(*inputs)
         return Attention.of_first_example(scores, tokens, tokens, title=text)
 
-    def _signatures_of(self, answer, outputs):
-        """The signatures of a subclass.
-
-        Args:
-            answer: the method of `serving_default`, from texts.
-            outputs: its outputs, {name: shape of one row}, without `truncated`.
-        """
+    def _signatures(self):
+        answer, outputs = self._predict, {"value": ()}
+        if self.labels:
+            of_labels = dict.fromkeys(("probabilities", "labels"), (len(self.labels),))
+            answer, outputs = self._classify, {"label": (), **of_labels}
         return {
             "serving_default": Signature(answer, {"text": TEXT}, {**outputs, "truncated": ()}),
             "tokenize": Signature(
@@ -123,9 +180,51 @@ class ServedEncoder(ServedModel):
             "logits": Signature(
                 self._logits,
                 {"token_ids": IDS, "length": NUMBER},
-                {"logits": (self._num_outputs,)},
+                {"logits": (len(self.labels) or 1,)},
             ),
         }
+
+    def _classify(self, text):
+        """Labels texts.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            label, (batch,) strings: the most probable label, or with `multi_label` those with a
+            probability of at least 0.5, joined by commas; probabilities, (batch, labels), and
+            labels, their names in the same shape; truncated, (batch,), whether the text lost its
+            middle.
+        """
+        tokens = self._tokenize(text)
+        logits = self._logits_of(tokens["token_ids"])
+        names = tf.broadcast_to(tf.constant(self.labels), tf.shape(logits))
+        if self.multi_label:
+            probabilities = tf.sigmoid(logits)
+            chosen = tf.ragged.boolean_mask(names, probabilities >= 0.5)
+            label = tf.strings.reduce_join(chosen, axis=1, separator=",")
+        else:
+            probabilities = tf.nn.softmax(logits)
+            label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=1))
+        return {
+            "label": label,
+            "probabilities": probabilities,
+            "labels": names,
+            "truncated": tokens["truncated"],
+        }
+
+    def _predict(self, text):
+        """Predicts numbers.
+
+        Args:
+            text: (batch,) strings.
+
+        Returns:
+            value, (batch,); truncated, (batch,), whether the text lost its middle.
+        """
+        tokens = self._tokenize(text)
+        value = self._logits_of(tokens["token_ids"])[:, 0]
+        return {"value": value, "truncated": tokens["truncated"]}
 
     def _tokenize(self, text):
         """The tokens of texts, as the signature `logits` expects them.
@@ -174,11 +273,12 @@ class ServedEncoder(ServedModel):
         return inputs["token_ids"], inputs["segment_ids"]
 
     def _check_logits(self, shape):
-        if not tf.TensorShape(shape).is_compatible_with((None, self._num_outputs)):
+        count = len(self.labels)
+        if not tf.TensorShape(shape).is_compatible_with((None, count or 1)):
             raise ValueError(
-                "The model must return one logit per label, (batch, labels), and one number per "
-                f"text for regression. Received: logits of shape {tuple(shape)}, "
-                f"{self._num_outputs} {'label' if self._num_outputs == 1 else 'labels'}."
+                "The model must return one logit per label, (batch, labels), or without labels "
+                f"one number per text, (batch, 1). Received: logits of shape {tuple(shape)}, "
+                f"{count or 'no'} {'label' if count == 1 else 'labels'}."
             )
 
     def _checked_answer(self, texts):
@@ -187,171 +287,3 @@ class ServedEncoder(ServedModel):
             answer["truncated"], self.max_length, "read without their middle", stacklevel=4
         )
         return answer
-
-
-class Classifier(ServedEncoder):
-    """Labels texts.
-
-    Its signatures are `serving_default`, `tokenize` and `logits`.
-
-    Args:
-        model: of `kt.classifier` or `kt.bert_classifier`, as built or reloaded; or
-            another classifier with the methods that `models.TextModel` documents.
-        tokenizer: splits texts into tokens; a `WordPieceTokenizer` for BERT, a
-            `BytePairTokenizer` for RoBERTa.
-        labels: names of the labels, in the order of the logits.
-        max_length: text limit in tokens, including the special tokens of BERT; longer texts lose
-            their middle.
-        multi_label: whether a text may have any number of labels instead of exactly one.
-
-    Attributes:
-        labels: names of the labels, in the order of the columns of `probabilities`.
-        max_length: text limit in tokens, without the special tokens of BERT.
-        multi_label: as given.
-
-    Raises:
-        ValueError: if the model is of another kind, does not return one logit per label (a model
-            of your own: when it is first called) or has fewer ids than the tokenizer, a label is
-            not a string, or `max_length` is out of range.
-
-    Examples:
-        >>> import keras_transformer as kt
-        >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
-        >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=2, num_layers=1)
-        >>> Classifier(model, tokenizer, ["bad", "good"]).probabilities(["abba", "c"]).shape
-        (2, 2)
-    """
-
-    _has_labels = True
-
-    def __init__(self, model, tokenizer, labels, max_length=512, multi_label=False):
-        if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"labels must be a list of strings. Received: labels={labels!r:.100}.")
-        self.labels, self.multi_label = tuple(labels), multi_label
-        super().__init__(model, tokenizer, len(self.labels), max_length)
-
-    def __call__(self, texts):
-        """Labels texts. Warns if texts are longer than `max_length` and lose their middle.
-
-        Args:
-            texts: a list of strings.
-
-        Returns:
-            A list with the most probable label of each text; with `multi_label`, all labels with
-            a probability of at least 0.5, joined by commas.
-
-        Raises:
-            ValueError: if `texts` is not a list of strings.
-        """
-        return [label.decode() for label in self._checked_answer(texts)["label"]]
-
-    def probabilities(self, texts):
-        """The probability of every label. Warns like a call.
-
-        Args:
-            texts: a list of strings.
-
-        Returns:
-            A float32 array (texts, labels).
-
-        Raises:
-            ValueError: if `texts` is not a list of strings.
-        """
-        return self._checked_answer(texts)["probabilities"]
-
-    def _signatures(self):
-        names = ("probabilities", "labels")
-        outputs = {"label": (), **dict.fromkeys(names, (len(self.labels),))}
-        return self._signatures_of(self._classify, outputs)
-
-    def _classify(self, text):
-        """Labels texts.
-
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            label, (batch,) strings: the most probable label, or with `multi_label` those with a
-            probability of at least 0.5, joined by commas; probabilities, (batch, labels), and
-            labels, their names in the same shape; truncated, (batch,), whether the text lost its
-            middle.
-        """
-        tokens = self._tokenize(text)
-        logits = self._logits_of(tokens["token_ids"])
-        names = tf.broadcast_to(tf.constant(self.labels), tf.shape(logits))
-        if self.multi_label:
-            probabilities = tf.sigmoid(logits)
-            chosen = tf.ragged.boolean_mask(names, probabilities >= 0.5)
-            label = tf.strings.reduce_join(chosen, axis=1, separator=",")
-        else:
-            probabilities = tf.nn.softmax(logits)
-            label = tf.gather(tf.constant(self.labels), tf.argmax(logits, axis=1))
-        return {
-            "label": label,
-            "probabilities": probabilities,
-            "labels": names,
-            "truncated": tokens["truncated"],
-        }
-
-
-class Regressor(ServedEncoder):
-    """Predicts a number for each text, e.g. a rating.
-
-    Its signatures are `serving_default`, `tokenize` and `logits`.
-
-    Args:
-        model: of `kt.classifier` or `kt.bert_classifier` with `num_labels=1`, as built or
-            reloaded; or another one with the methods that `models.TextModel` documents.
-        tokenizer: as for `Classifier`.
-        max_length: as for `Classifier`.
-
-    Attributes:
-        max_length: text limit in tokens, without the special tokens of BERT.
-
-    Raises:
-        ValueError: if the model is of another kind, does not return one number per text (a model
-            of your own: when it is first called) or has fewer ids than the tokenizer, or
-            `max_length` is out of range.
-
-    Examples:
-        >>> import keras_transformer as kt
-        >>> tokenizer = kt.tokenizers.SymbolTokenizer("abc")
-        >>> model = kt.classifier(tokenizer.vocabulary_size, num_labels=1, num_layers=1)
-        >>> Regressor(model, tokenizer)(["abba", "c"]).shape
-        (2,)
-    """
-
-    _has_labels = False
-
-    def __init__(self, model, tokenizer, max_length=512):
-        super().__init__(model, tokenizer, 1, max_length)
-
-    def __call__(self, texts):
-        """Predicts numbers. Warns if texts are longer than `max_length` and lose their middle.
-
-        Args:
-            texts: a list of strings.
-
-        Returns:
-            A float32 array (texts,).
-
-        Raises:
-            ValueError: if `texts` is not a list of strings.
-        """
-        return self._checked_answer(texts)["value"]
-
-    def _signatures(self):
-        return self._signatures_of(self._predict, {"value": ()})
-
-    def _predict(self, text):
-        """Predicts numbers.
-
-        Args:
-            text: (batch,) strings.
-
-        Returns:
-            value, (batch,); truncated, (batch,), whether the text lost its middle.
-        """
-        tokens = self._tokenize(text)
-        value = self._logits_of(tokens["token_ids"])[:, 0]
-        return {"value": value, "truncated": tokens["truncated"]}

@@ -271,7 +271,7 @@ def test_a_bert_is_written_with_a_subclass_of_its_tokenizer_but_not_for_one_labe
 
     words = OwnTokenizer(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"])
     model = kt.bert_classifier(kt.bert(6, "tiny", 9, num_layers=1, hidden_dim=4, num_heads=2), 1)
-    config, _ = bert.hugging_face_folder(kt.serving.Regressor(model, words, 9), tmp_path)
+    config, _ = bert.hugging_face_folder(kt.serving.Classifier(model, words, [], 9), tmp_path)
     assert config["problem_type"] == "regression"
     with pytest.raises(ConversionError, match=r"at least two labels.* labels=\('spam',\)"):
         bert.hugging_face_folder(kt.serving.Classifier(model, words, ["spam"], 9), tmp_path)

@@ -7,7 +7,7 @@ import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import marian
 from keras_transformer.layers.feed_forward import gelu_tanh
-from keras_transformer.serving import Classifier, Generator, Regressor, SamplingSettings
+from keras_transformer.serving import Classifier, Generator, SamplingSettings
 from keras_transformer.tokenizers import WordPieceTokenizer
 from tests.convert.drawn import CORPUS, noisy, translator_of
 from tests.reference import array
@@ -114,11 +114,9 @@ def test_bert_with_its_heads_is_theirs(head, tmp_path):
         "answers": lambda: kt.bert_question_answering(backbone),
     }[head](), 0.05)  # fmt: skip
     ours = convert.Converted("pretraining", model, words)
-    labels = ["bad", "fair", "good"]
-    if head in ("labels", "several labels"):
+    if head in ("labels", "several labels", "number"):
+        labels = [] if head == "number" else ["bad", "fair", "good"]
         ours = Classifier(model, words, labels, 32, multi_label=head == "several labels")
-    if head == "number":
-        ours = Regressor(model, words, 32)
     path = convert.write(ours, "huggingface", tmp_path / "model")
     auto, pairs = {
         "backbone": ("AutoModel", [("vectors", "last_hidden_state"), ("pooled", "pooler_output")]),

@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer.models.encoder_only import classifier
-from keras_transformer.serving import Classifier, Regressor
+from keras_transformer.serving import Classifier
 from keras_transformer.serving.publishing import c_api
 from keras_transformer.tokenizers import train_sentencepiece
 from tests.reference import array, fill
@@ -88,12 +88,13 @@ def test_a_label_without_a_logit_is_refused(model, tokenizer):
 @pytest.fixture(scope="module")
 def regressor(tokenizer):
     sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
-    return Regressor(fill(classifier(tokenizer.vocabulary_size, 1, **sizes)), tokenizer, 7)
+    model = fill(classifier(tokenizer.vocabulary_size, 1, **sizes))
+    return Classifier(model, tokenizer, max_length=7)
 
 
 def test_a_regressor_gives_the_number_of_the_model(regressor, tokenizer):
     values = regressor(TEXTS[1:])
-    assert values.dtype == np.float32 and values.shape == (2,)
+    assert len(values) == 2 and {*map(type, values)} == {float}
     for value, text in zip(values, TEXTS[1:], strict=True):
         [ids] = tokenizer.tokenize([text]).to_list()
         ids = ids if len(ids) <= 7 else ids[:1] + ids[-6:]
@@ -101,9 +102,11 @@ def test_a_regressor_gives_the_number_of_the_model(regressor, tokenizer):
         answer = ask(regressor, "logits", token_ids=[ids], length=[len(ids)])
         np.testing.assert_allclose(answer["logits"], [[value]], atol=1e-5)
     with pytest.warns(UserWarning, match="read without their middle"):
-        assert regressor([" ".join(["bad"] * 9)]).shape == (1,)
+        assert len(regressor([" ".join(["bad"] * 9)])) == 1
 
 
-def test_a_regressor_has_one_number_per_text(model, tokenizer):
-    with pytest.raises(ValueError, match=r"one number per text .* shape \(None, 3\), 1 label"):
-        Regressor(model, tokenizer)
+def test_a_regressor_has_one_number_per_text(model, tokenizer, regressor):
+    with pytest.raises(ValueError, match=r"one number per text.* shape \(None, 3\), no labels"):
+        Classifier(model, tokenizer)
+    with pytest.raises(ValueError, match="has no probabilities"):
+        regressor.probabilities(TEXTS)
