@@ -32,10 +32,10 @@ from .pretrained import fine_tuned_classifier, pretrained_bert_of
 from .scores import micro_f1, pearson, spearman
 from .settings import one_of, setting
 from .training_config import (
+    LEAST_PIECES,
     TABLE,
     TrainingConfig,
     blocks_setting,
-    check_pieces,
     left_to_pretrained,
     probability,
 )
@@ -69,6 +69,15 @@ class ClassificationConfig(TrainingConfig):
             "task=regression", "r_drop",
         ),
     }  # fmt: skip
+    requirements: ClassVar[dict] = {
+        **TrainingConfig.requirements,
+        f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces": lambda config: (
+            config.vocabulary_size >= LEAST_PIECES or config.tokens != "pieces"
+        ),
+        "--from-scratch needs --pretrained, which it compares with": (
+            lambda config: config.pretrained or not config.from_scratch
+        ),
+    }
 
     folder: str = setting("", "folder with one subfolder of .txt files per label, as in aclImdb")
     valid_folder: str = setting("", "the same for validation")
@@ -109,12 +118,6 @@ class ClassificationConfig(TrainingConfig):
     token_dropout: float = probability(0.0, "probability of dropping a token")
     tokens_per_batch: int = setting(8192, "maximum tokens in a batch", ge=1)
     max_length: int = setting(512, "maximum tokens of a text; longer texts lose their middle", ge=1)
-
-    def model_post_init(self, context):
-        super().model_post_init(context)
-        check_pieces(self)
-        if self.from_scratch and not self.pretrained:
-            raise ValueError("--from-scratch needs --pretrained, which it compares with.")
 
     def has_validation(self):
         files = self.valid_folder or self.valid_tsv or self.valid_table

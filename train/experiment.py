@@ -77,6 +77,7 @@ class Experiment:
     def check_texts(self):
         """Raises ValueError unless the config names the texts that a training needs."""
         self.config.check_given(self.config.training_text)
+        self.config.require(self.config.text_requirements)
 
     def read_texts(self):
         """The training text that the config names, and what was held out of it, or None."""

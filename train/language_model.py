@@ -28,10 +28,10 @@ from .pretrained import check_packed_model, completed, for_training, pretrained_
 from .settings import one_of, required, setting
 from .training_config import (
     LARGEST_SEED,
+    LEAST_PIECES,
     TABLE,
     TrainingConfig,
     blocks_setting,
-    check_pieces,
     fill_in,
     left_to_pretrained,
 )
@@ -49,10 +49,6 @@ SIZES = {
     "gpt2": ("124M", "355M", "774M", "1558M"),
     "transformer_xl": ("small", "enwik8", "wikitext103", "wikitext103_large"),
 }
-USUAL_MODEL = {
-    "tokens": "characters", "model": "transformer", "size": "small", "context": 256,
-    "sampling": "{}",
-}  # fmt: skip
 ALL_SIZES = "; ".join(f"{', '.join(sizes)} with --model {model}" for model, sizes in SIZES.items())
 
 
@@ -63,6 +59,10 @@ class LanguageModelConfig(TrainingConfig):
     further_dimensions: ClassVar[tuple] = ("blocks", "memory_length")
     of_pretrained: ClassVar[tuple] = ("model", "tokens", "size")
     training_text: ClassVar[dict] = one_of("training text", "text", "prepared")
+    usual: ClassVar[dict] = {
+        "tokens": "characters", "model": "transformer", "size": "small", "context": 256,
+        "sampling": "{}",
+    }  # fmt: skip
     exclusive: ClassVar[dict] = {
         **TrainingConfig.exclusive,
         **training_text,
@@ -89,6 +89,12 @@ class LanguageModelConfig(TrainingConfig):
             "r_drop", "model=transformer_xl",
         ),
     }  # fmt: skip
+    requirements: ClassVar[dict] = {
+        **TrainingConfig.requirements,
+        "--stride must be at most --context, so that no token is left out": lambda config: (
+            None in (config.stride, config.context) or config.stride <= config.context
+        ),
+    }
 
     text: str = setting("", f"file of text to learn from, may be .gz; or {TABLE}; or a TFDS name")
     valid_text: str = setting("", "file of text, or table, for validation")
@@ -111,7 +117,7 @@ class LanguageModelConfig(TrainingConfig):
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"
     )
-    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=1)
+    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=LEAST_PIECES)
     model: Literal["transformer", "gpt2", "transformer_xl"] | None = setting(
         None,
         "architecture; transformer_xl remembers earlier segments; default: transformer, or that of "
@@ -149,17 +155,6 @@ class LanguageModelConfig(TrainingConfig):
     schedule: Literal["cosine", "inverse_sqrt"] = setting(
         "cosine", "learning rate after the warm-up; cosine decays to a tenth of the peak"
     )
-
-    def model_post_init(self, context):
-        if not self.pretrained:
-            fill_in(self, USUAL_MODEL)
-        super().model_post_init(context)
-        check_pieces(self)
-        if None not in (self.stride, self.context) and self.stride > self.context:
-            raise ValueError(
-                "--stride must be at most --context, so that no token is left out. "
-                f"Received: {self.stride} and {self.context}."
-            )
 
     def has_validation(self):
         return bool(self.valid_text or self.hold_out) or self.has_held_out()
@@ -289,7 +284,7 @@ class LanguageModelExperiment(Experiment):
         given = config.sampling
         config = completed(config.replace(sampling=None), names, fixed, before, pretrained)
         config = config.replace(sampling=_sampling_of(given, config.sampling, config.context))
-        fill_in(config, USUAL_MODEL)
+        fill_in(config, cls.config_class.usual)
         kt.serving.settings.read_sampling(config.sampling, config.context)  # raises for a wrong one
         return config.replace()  # which checks them together
 

@@ -1,12 +1,18 @@
 """Flags that several commands share, besides the settings of an experiment."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
-from .settings import Settings, required, setting
+from .settings import Settings, both, required, setting
 
 
 class TrainOptions(Settings):
     """The folder of a run and the devices to train on, which do not change the numbers."""
+
+    requirements: ClassVar[dict] = {
+        "--virtual-devices needs another --strategy: one trains on the first device only": (
+            lambda options: options.strategy != "one" or (options.virtual_devices or 1) == 1
+        ),
+    }
 
     run: str = required("folder of this run; created if missing")
     strategy: Literal["auto", "one", "mirrored", "multiworker"] = setting(
@@ -27,13 +33,6 @@ class TrainOptions(Settings):
         "", "also append the progress to this file, one plain line every 100 steps and each epoch"
     )
 
-    def model_post_init(self, context):
-        if self.strategy == "one" and (self.virtual_devices or 1) > 1:
-            raise ValueError(
-                "--virtual-devices needs another --strategy: one trains on the first device only. "
-                f"Received: --virtual-devices {self.virtual_devices}, --strategy one."
-            )
-
 
 # The docstrings below are what --help shows.
 class RunOptions(Settings):
@@ -49,6 +48,12 @@ class RunOptions(Settings):
 
 class FilesOptions(RunOptions):
     """Answers files instead of standard input."""
+
+    requirements: ClassVar[dict] = {
+        **both("input", "output"),
+        "--processes needs --input": lambda options: options.input or not options.processes,
+        "--runner ray needs --input": lambda options: options.input or options.runner != "ray",
+    }
 
     input: str = setting(
         "",
@@ -67,16 +72,6 @@ class FilesOptions(RunOptions):
         "with --input: where processes run: local, on this machine; ray, as actors on the cluster "
         "of RAY_ADDRESS, or without one, of a cluster of this machine",
     )
-
-    def model_post_init(self, context):
-        if bool(self.input) != bool(self.output):
-            raise ValueError(
-                f"Give both --input and --output. Received: {self.input!r} and {self.output!r}."
-            )
-        if self.processes and not self.input:
-            raise ValueError(f"--processes needs --input. Received: {self.processes}.")
-        if self.runner == "ray" and not self.input:
-            raise ValueError("--runner ray needs --input. Received: none.")
 
 
 class DecodingOptions(RunOptions):

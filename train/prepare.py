@@ -46,6 +46,15 @@ class PrepareOptions(Settings):
         **kinds_of_text,
         "--max-ratio and --drop-copies need pairs": ("text labelled", "max_ratio drop_copies"),
     }
+    requirements: ClassVar[dict] = {
+        "--held-out must be 0, at least 2 documents, or a share below 1 with --kind pretraining, "
+        "because random texts come from another document": (
+            lambda options: options.kind != "pretraining" or options.held_out != 1
+        ),
+        "--held-out must be a whole number of pairs, or a share below 1": (
+            lambda options: options.held_out < 1 or options.held_out % 1 == 0
+        ),
+    }
 
     source: str = setting(
         "", "file of source sentences, one per line, or a quoted pattern; may be .gz or .zst"
@@ -121,16 +130,6 @@ class PrepareOptions(Settings):
                     f"{flag_of(name)} has no effect {words}. Leave it out. "
                     f"Received: {flag_of(name)} {getattr(self, name)}."
                 )
-        if self.kind == "pretraining" and self.held_out == 1:
-            raise ValueError(
-                "--held-out must be 0, at least 2 documents, or a share below 1 with --kind "
-                "pretraining, because random texts come from another document. Received: 1."
-            )
-        if self.held_out > 1 and self.held_out % 1:
-            raise ValueError(
-                "--held-out must be a whole number of pairs, or a share below 1. "
-                f"Received: {self.held_out}."
-            )
         if self.output:
             self.check_given(self.kinds_of_text)
 

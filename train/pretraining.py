@@ -34,6 +34,20 @@ class PretrainingConfig(TrainingConfig):
     command: ClassVar[str] = "pretraining"
     training_text: ClassVar[dict] = one_of("training text", "documents", "prepared")
     exclusive: ClassVar[dict] = TrainingConfig.exclusive | training_text
+    requirements: ClassVar[dict] = {
+        **TrainingConfig.requirements,
+        "--max-length must be at most --positions, the tokens that the model can ever read": (
+            lambda config: config.max_length <= config.positions
+        ),
+        "--label-smoothing must be 0: the loss of pretraining has none": (
+            lambda config: not config.label_smoothing
+        ),
+        "--r-drop must be 0: it needs a loss of one output, and pretraining has two": (
+            lambda config: not config.r_drop
+        ),
+        "--hold-out must be 0 or at least 2 documents, because random texts come from another "
+        "document": lambda config: config.hold_out != 1,
+    }
     further_dimensions: ClassVar[tuple] = ()
 
     documents: str = setting("", "folder of .txt files, or a file with empty lines between them")
@@ -51,29 +65,6 @@ class PretrainingConfig(TrainingConfig):
     max_length: int = setting(128, "maximum tokens of a pair", ge=5)
     masking_rate: float = setting(0.15, "share of the tokens to mask", gt=0, le=1)
     positions: int = setting(512, "longest text in tokens that the model can ever read", ge=5)
-
-    def model_post_init(self, context):
-        super().model_post_init(context)
-        if self.max_length > self.positions:
-            raise ValueError(
-                "--max-length must be at most --positions, the tokens that the model can ever "
-                f"read. Received: {self.max_length} and {self.positions}."
-            )
-        if self.label_smoothing:
-            raise ValueError(
-                "--label-smoothing must be 0: the loss of pretraining has none. "
-                f"Received: {self.label_smoothing}."
-            )
-        if self.r_drop:
-            raise ValueError(
-                "--r-drop must be 0: it needs a loss of one output, and pretraining has two. "
-                f"Received: {self.r_drop}."
-            )
-        if self.hold_out == 1:
-            raise ValueError(
-                "--hold-out must be 0 or at least 2 documents, because random texts come from "
-                "another document. Received: 1."
-            )
 
     def has_validation(self):
         return bool(self.hold_out and not self.prepared) or self.has_held_out()

@@ -42,8 +42,11 @@ class Settings(pydantic.BaseModel):
     `exclusive` says which settings exclude each other: a dictionary from a sentence, which begins
     the error, to ways, of which only one may be taken. A way is a string of conditions, of which
     any takes it, with spaces between them: `name` holds if the setting is neither its default nor
-    off, `name=a|b` if it is one of these values, `name!=a|b` if it is another one. Further checks
-    of several fields together belong in `model_post_init`.
+    off, `name=a|b` if it is one of these values, `name!=a|b` if it is another one.
+
+    `requirements` says what else several settings must fulfil together: a dictionary from a
+    sentence, which begins the error and names the settings, to a condition, a function of the
+    object.
 
     Raises:
         ValueError: from the constructor, with one line for each wrong value.
@@ -60,6 +63,7 @@ class Settings(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     exclusive: ClassVar[dict] = {}
+    requirements: ClassVar[dict] = {}
 
     def __init__(self, **values):
         fields = type(self).model_fields
@@ -78,6 +82,15 @@ class Settings(pydantic.BaseModel):
             if sum(map(bool, ways)) > 1:
                 received = [", ".join(_as_flag(n, values[n]) for n in way) for way in ways if way]
                 raise ValueError(f"{sentence}. Received: {' and '.join(received)}.")
+        self.require(self.requirements)
+
+    def require(self, requirements):
+        """Raises ValueError unless all conditions of a dictionary as `requirements` hold."""
+        for sentence, holds in requirements.items():
+            if not holds(self):
+                names = [name for name in _named_in(sentence) if name in type(self).model_fields]
+                received = ", ".join(_as_flag(name, getattr(self, name)) for name in names)
+                raise ValueError(f"{sentence}. Received: {received}.")
 
     def check_given(self, entry):
         """Raises ValueError unless one of the ways of an entry of `exclusive` is taken."""
@@ -173,6 +186,15 @@ def one_of(what, *ways):
     """An entry of `exclusive`: something of which only one may be given, in any of these ways."""
     *others, last = (" and ".join(map(flag_of, way.split())) for way in ways)
     return {f"Give one {what}: {', '.join(others)} or {last}": ways}
+
+
+def both(first, second):
+    """An entry of `requirements`: two settings of which neither may be given alone."""
+    return {
+        f"Give both {flag_of(first)} and {flag_of(second)}": lambda settings: (
+            bool(getattr(settings, first)) == bool(getattr(settings, second))
+        )
+    }
 
 
 def allowed(field):
@@ -340,15 +362,20 @@ def _as_flag(name, value):
     """A setting as on a command line."""
     if isinstance(value, bool):
         return flag_of(name if value else f"no_{name}")
-    return f"{flag_of(name)} {value}"
+    return f"no {flag_of(name)}" if value in (None, "") else f"{flag_of(name)} {value}"
+
+
+def _named_in(message):
+    """The names of the settings whose flags are in a message."""
+    flags = re.findall(r"(?<![\w-])--([a-z0-9-]*[a-z0-9])", message)
+    return list(dict.fromkeys(flag.replace("-", "_") for flag in flags))
 
 
 def _origins_in_words(message, origins):
     """Where the settings that a message names come from; nothing if all are flags."""
-    named = set(re.findall(r"(?<![\w-])--([a-z0-9-]*[a-z0-9])", message))
+    named = set(_named_in(message))
     found = {
-        origin: sorted(flag_of(name) for name in names if name.replace("_", "-") in named)
-        for origin, names in origins.items()
+        origin: sorted(map(flag_of, named.intersection(names))) for origin, names in origins.items()
     }
     *_, of_file = found.values()
     parts = [f"{', '.join(flags)} from {origin}" for origin, flags in found.items() if flags]

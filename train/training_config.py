@@ -36,15 +36,6 @@ def probability(default, help_text):
     return setting(default, help_text, ge=0, lt=1)
 
 
-def check_pieces(config):
-    """Raises ValueError if a vocabulary of pieces has no room for more than the bytes."""
-    if config.tokens == "pieces" and config.vocabulary_size < LEAST_PIECES:
-        raise ValueError(
-            f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces. "
-            f"Received: {config.vocabulary_size}."
-        )
-
-
 def blocks_setting():
     """What blocks are made of, for the commands whose models have a choice."""
     return setting(
@@ -84,11 +75,18 @@ class TrainingConfig(Settings):
     of_pretrained: ClassVar[tuple] = ()  # settings that must equal those of --pretrained
     further_dimensions: ClassVar[tuple] = ("blocks",)  # what its models take beside those of all
     training_text: ClassVar[dict]  # the entry of `exclusive`
+    usual: ClassVar[dict] = {}  # values of settings that are None unless --pretrained has them
     exclusive: ClassVar[dict] = {
         "--packed makes batches of one shape. Leave --shapes out or set it to 0": (
             "packed", "shapes",
         ),
     }  # fmt: skip
+    requirements: ClassVar[dict] = {
+        "--warmup-steps must be at least 1 with --schedule inverse_sqrt": lambda config: (
+            config.warmup_steps or config.schedule != "inverse_sqrt"
+        ),
+    }
+    text_requirements: ClassVar[dict] = {}  # of a training that reads the texts that it names
 
     num_layers: int | None = setting(None, "blocks in a stack; default: set by --size", ge=1)
     hidden_dim: int | None = setting(
@@ -187,12 +185,9 @@ class TrainingConfig(Settings):
     tensorboard: bool = setting(False, "write TensorBoard logs into the run's folder")
 
     def model_post_init(self, context):
+        if not getattr(self, "pretrained", ""):
+            fill_in(self, self.usual)
         super().model_post_init(context)
-        if self.schedule == "inverse_sqrt" and self.warmup_steps < 1:
-            raise ValueError(
-                "--warmup-steps must be at least 1 with --schedule inverse_sqrt. "
-                f"Received: {self.warmup_steps}."
-            )
 
     @property
     def is_packed(self):

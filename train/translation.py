@@ -30,7 +30,7 @@ from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import check_packed_model, completed, for_training, pretrained_of
-from .settings import flag_of, one_of, setting
+from .settings import both, flag_of, one_of, setting
 from .text_scores import check_metric, report, score_of
 from .training_config import (
     LEAST_PIECES,
@@ -50,12 +50,6 @@ token_ids = Deferred("keras_transformer.data.token_ids")
 
 METRICS = Literal["bleu", "chrf", "rouge", "exact"]
 RULES = ("no_repeat_ngram_size", "min_length", "repetition_penalty")  # which have flags
-USUAL_SEARCH = {
-    "num_beams": 5,
-    "length_penalty": 1.0,
-    "scoring": "gnmt_heuristic",
-    "token_rules": "{}",
-}
 
 
 class TranslationConfig(TrainingConfig):
@@ -66,6 +60,9 @@ class TranslationConfig(TrainingConfig):
     training_text: ClassVar[dict] = one_of(
         "training text", "source target", "tsv", "table", "dataset", "prepared"
     )
+    usual: ClassVar[dict] = {
+        "num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt_heuristic", "token_rules": "{}",
+    }  # fmt: skip
     exclusive: ClassVar[dict] = {
         **TrainingConfig.exclusive,
         **training_text,
@@ -76,6 +73,17 @@ class TranslationConfig(TrainingConfig):
         ),
         "--prepared is tokenised already: put the prefix into the text before keras-transformer "
         "prepare, and give --source-prefix ''": ("prepared", "source_prefix"),
+    }  # fmt: skip
+    text_requirements: ClassVar[dict] = {
+        **both("source", "target"),
+        **both("valid_source", "valid_target"),
+        "--tokens-per-batch must be at least --max-length, so that any sentence fits into a batch":
+            lambda config: config.tokens_per_batch >= config.max_length,
+        "--source-language and --target-language need a --dataset, or a --pretrained model of many "
+        "languages": lambda config: (
+            config.dataset or config.pretrained
+            or not (config.source_language or config.target_language)
+        ),
     }  # fmt: skip
 
     source: str = setting("", "file of source sentences, one per line; may be .gz")
@@ -165,11 +173,6 @@ class TranslationConfig(TrainingConfig):
         "any, or those of --pretrained",
     )
 
-    def model_post_init(self, context):
-        super().model_post_init(context)
-        if not self.pretrained:
-            fill_in(self, USUAL_SEARCH)
-
     def has_validation(self):
         pair = self.valid_source or self.valid_target
         given = (pair, self.valid_tsv, self.valid_table, self.dataset)
@@ -224,6 +227,13 @@ class TranslateOptions(SearchOptions, DecodingOptions, FilesOptions):
     {command} --run runs/mine --format json --num-best 3 < in.txt > out.jsonl
     """
 
+    requirements: ClassVar[dict] = {
+        **FilesOptions.requirements,
+        "--num-best needs --format json": (
+            lambda options: options.num_best is None or options.format == "json"
+        ),
+    }
+
     format: Literal["text", "json"] = setting(
         "text",
         "text: the best translation of each line; json: an object with the best translations, "
@@ -232,13 +242,6 @@ class TranslateOptions(SearchOptions, DecodingOptions, FilesOptions):
     num_best: int | None = setting(
         None, "with --format json: translations of each line; default: one for each beam", ge=1
     )
-
-    def model_post_init(self, context):
-        super().model_post_init(context)
-        if self.num_best is not None and self.format != "json":
-            raise ValueError(
-                f"--num-best needs --format json. Received: --num-best {self.num_best}."
-            )
 
 
 class EvaluateOptions(SearchOptions, DecodingOptions):
@@ -250,6 +253,7 @@ class EvaluateOptions(SearchOptions, DecodingOptions):
 
     evaluation_text: ClassVar[dict] = one_of("evaluation text", "source target", "table")
     exclusive: ClassVar[dict] = evaluation_text
+    requirements: ClassVar[dict] = both("source", "target")
 
     source: str = setting("", "file of sentences, one per line; may be .gz")
     target: str = setting("", "file of their translations")
@@ -262,7 +266,6 @@ class EvaluateOptions(SearchOptions, DecodingOptions):
         super().model_post_init(context)
         check_metric(self.metric)
         self.check_given(self.evaluation_text)
-        _check_pair(self.source, self.target, "--source and --target")
 
 
 class TranslationExportOptions(SearchOptions, ExportOptions):
@@ -295,11 +298,11 @@ class TranslationExperiment(Experiment):
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        names = (*USUAL_SEARCH, "source_language", "target_language", "max_target_length")
+        names = (*cls.config_class.usual, "source_language", "target_language", "max_target_length")
         if config.source_prefix is None:  # "" is none
             names += ("source_prefix",)
         config = completed(config, names, (), before, pretrained)
-        fill_in(config, USUAL_SEARCH)
+        fill_in(config, cls.config_class.usual)
         kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
         return config
 
@@ -318,23 +321,8 @@ class TranslationExperiment(Experiment):
         return kt.models.encoder_decoder.SIZES
 
     def check_texts(self):
-        config = self.config
-        if config.tokens_per_batch < config.max_length:
-            raise ValueError(
-                "--tokens-per-batch must be at least --max-length, so that any sentence fits into "
-                f"a batch. Received: {config.tokens_per_batch} and {config.max_length}."
-            )
         super().check_texts()
-        languages = config.source_language or config.target_language
-        if languages and not config.dataset and not config.pretrained:
-            raise ValueError(
-                "--source-language and --target-language need a --dataset, or a --pretrained "
-                "model of many languages."
-            )
-        _check_pair(config.source, config.target, "--source and --target")
-        valid = config.valid_source, config.valid_target
-        _check_pair(*valid, "--valid-source and --valid-target")
-        if config.prepared:
+        if self.config.prepared:
             self.prepared = self.open_prepared("translation")
 
     def read_texts(self):
@@ -569,11 +557,6 @@ def _load_translator(options, dtype=None, cache="auto"):
         token_rules=options.given(RULES),
         **{name: getattr(options, name) for name in names},
     )
-
-
-def _check_pair(source, target, flags):
-    if bool(source) != bool(target):
-        raise ValueError(f"Give both {flags}. Received: {source!r} and {target!r}.")
 
 
 def _first_translations(text):

@@ -125,7 +125,7 @@ def test_a_command_replaces_what_a_flag_excludes_and_says_where_values_come_from
     with pytest.raises(SystemExit):
         language_model.main([*flags, "--stride=300"])
     assert capsys.readouterr().err.endswith(
-        "Received: 300 and 64. "
+        "Received: --stride 300, --context 64. "
         "(--stride from the command line; --context from --config shakespeare_cpu)\n"
     )
 

@@ -110,7 +110,7 @@ def test_what_ends_the_launcher_ends_the_workers(tmp_path, number):
         (["--workers=2", "--min-workers=1", "--", "true"], "--min-workers needs --launcher ray"),
         (
             ["--workers=2", "--min-workers=3", "--launcher=ray", "--", "true"],
-            "must be at most --workers. Received: --min-workers 3, --workers 2, --launcher ray.",
+            "must be at most --workers. Received: --min-workers 3, --workers 2.",
         ),
     ],
 )

@@ -181,18 +181,18 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
             ["--documents={folder}", "--hold-out=99"],
             "must leave two documents for training, of 100. Received: 99",
         ),
-        (["--documents={folder}", "--hold-out=1"], "at least 2 documents.*Received: 1"),
+        (["--documents={folder}", "--hold-out=1"], "at least 2 documents.*Received: --hold-out 1"),
         (
             ["--documents={folder}", "--vocabulary-size=60", "--size=huge"],
             "size must be one of tiny, mini",
         ),
         (
             ["--documents={folder}", "--max-length=513"],
-            "--max-length must be at most --positions.*Received: 513 and 512",
+            "--max-length must be at most --positions.*: --max-length 513, --positions 512",
         ),
         (
             ["--documents={folder}", "--label-smoothing=0.1"],
-            "--label-smoothing must be 0.*Received: 0.1",
+            "--label-smoothing must be 0.*Received: --label-smoothing 0.1",
         ),
         (
             ["--documents={folder}", "--masking-rate=15"],

@@ -127,34 +127,42 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
     [
         ("translation", "--hidden-dim=6 --num-heads=4", "divisible by --num-heads.*6 and 4"),
         ("classification", "--num-heads=3", "divisible by --num-heads.*128 and 3"),
-        ("translation", "--tokens-per-batch=9 --max-length=10", "at least --max-length.*9 and 10"),
+        (
+            "translation",
+            "--tokens-per-batch=9 --max-length=10",
+            "at least --max-length.*9, --max-length 10",
+        ),
         ("translation", "--activation=soft", "a Keras activation name.*Received: soft"),
         (
             "language_model",
             "--model=gpt2",
             "one of 124M, 355M.*--model gpt2. Received: --model gpt2 and --size small",
         ),
-        ("translation", "--warmup-steps=0", "at least 1 with --schedule inverse_sqrt.*Received: 0"),
+        ("translation", "--warmup-steps=0", "at least 1 with --schedule.*: --warmup-steps 0, "),
         ("language_model", "--tokens=pieces --vocabulary-size=260", "at least 261.*Received: 260"),
-        ("language_model", "--context=9 --stride=10", "at most --context.*10 and 9"),
+        ("language_model", "--context=9 --stride=10", "at most --context.*10, --context 9"),
         ("language_model", "--memory-length=9", "needs --model transformer_xl"),
         (
             "language_model",
             "--model=transformer_xl --accumulation-steps=2",
             "must be 1 with --model transformer_xl.*Received: --accumulation-steps 2",
         ),
-        ("classification", "--tokens=pieces --vocabulary-size=260", "at least 261.*Received: 260"),
+        (
+            "classification",
+            "--tokens=pieces --vocabulary-size=260",
+            "at least 261.*Received: --vocabulary-size 260, --tokens pieces",
+        ),
         (
             "classification",
             "--from-scratch",
-            "--from-scratch needs --pretrained",
+            "--from-scratch needs --pretrained.*Received: --from-scratch, no --pretrained",
         ),
         (
             "classification",
             "--pretrained=no --size=former",
             "Received: --pretrained no and --size former",
         ),
-        ("pretraining", "--max-length=9 --positions=8", "at most --positions.*9 and 8"),
+        ("pretraining", "--max-length=9 --positions=8", "at most --positions.*9, --positions 8"),
         ("pretraining", "--label-smoothing=0.1", "--label-smoothing must be 0"),
         ("pretraining", "--hold-out=1", "0 or at least 2 documents"),
         ("launch", "--launcher=slurm", "one of local, ray. Received: slurm"),
@@ -171,6 +179,14 @@ def test_settings_that_do_not_fit_each_other_are_refused(
     assert message.count("\n") == 1
     assert re.search(expected, message), message
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_requirements_name_settings_of_their_class(command):
+    _, _, cls = COMMANDS[command]
+    for sentence in (*cls.requirements, *getattr(cls, "text_requirements", ())):
+        named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z-]+)", sentence)}
+        assert named and named <= cls.model_fields.keys(), sentence
 
 
 def test_several_mistakes_are_a_line_each(capsys):

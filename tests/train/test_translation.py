@@ -145,7 +145,7 @@ def test_translate_writes_what_the_translator_finds_as_json(trained, monkeypatch
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (["--num-best=2"], "--num-best needs --format json. Received: --num-best 2."),
+        (["--num-best=2"], "--num-best needs --format json.*--num-best 2, --format text"),
         (["--format=json", "--num-best=3"], "--num-best must be at most --num-beams.*3 and 2"),
     ],
 )

@@ -15,7 +15,7 @@ worker that failed, or 0.
 
 import argparse
 import sys
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..command import one_line_errors
 from ..settings import Parser, Settings, required, setting
@@ -24,6 +24,18 @@ from .local import run_here
 
 class LaunchOptions(Settings):
     """Flags of the launcher."""
+
+    requirements: ClassVar[dict] = {
+        "--start-timeout needs --launcher local: Ray itself waits for the workers": (
+            lambda options: options.launcher == "local" or options.start_timeout == 300
+        ),
+        "--min-workers needs --launcher ray, because one machine is not lost in part": (
+            lambda options: options.launcher == "ray" or not options.min_workers
+        ),
+        "--min-workers must be at most --workers": (
+            lambda options: (options.min_workers or 0) <= options.workers
+        ),
+    }
 
     workers: int = required("number of workers", ge=1)
     restarts: int = setting(3, "how many times to restart all workers", ge=0)
@@ -40,19 +52,6 @@ class LaunchOptions(Settings):
         ge=1,
     )
     launcher: Literal["local", "ray"] = setting("local", "what starts the workers")
-
-    def model_post_init(self, context):
-        if self.launcher == "ray" and self.start_timeout != 300:
-            raise ValueError(
-                "--start-timeout needs --launcher local: Ray itself waits for the workers. "
-                f"Received: --start-timeout {self.start_timeout:g}, --launcher ray."
-            )
-        if self.min_workers and (self.launcher == "local" or self.min_workers > self.workers):
-            raise ValueError(
-                "--min-workers needs --launcher ray, because one machine is not lost in part, and "
-                f"must be at most --workers. Received: --min-workers {self.min_workers}, "
-                f"--workers {self.workers}, --launcher {self.launcher}."
-            )
 
 
 def main(arguments=None):
