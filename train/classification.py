@@ -28,7 +28,7 @@ from .deferred import Deferred, keras, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import report_cut_texts
 from .options import ExportOptions, FilesOptions, RunOptions
-from .pretrained import fine_tuned_classifier, pretrained_bert_of
+from .pretrained import fine_tuned_classifier
 from .scores import micro_f1, pearson, spearman
 from .settings import one_of, setting
 from .training_config import (
@@ -176,10 +176,21 @@ class ClassificationExperiment(Experiment):
     """Learns `LabelledText` with a new encoder or a pretrained BERT."""
 
     config_class = ClassificationConfig
+    kind = "classification"
+    pretrained_from = (
+        "a keras-transformer pretraining run, a run fine-tuned from one, or a folder of BERT"
+    )
 
-    def __init__(self, config, texts=None, run=None):
-        self.pretrained = pretrained_bert_of(config, run)
-        super().__init__(config, texts, run)
+    def pretrained_classes(self):
+        return (kt.models.bert_models.BertModel,)
+
+    def use_pretrained(self):
+        positions = self.pretrained.model.positions.max_sequence_length
+        if not 2 < self.config.max_length <= positions:
+            raise ValueError(
+                f"--max-length must be 3 to {positions} tokens, which the model of --pretrained "
+                f"can read. Received: {self.config.max_length}."
+            )
 
     def sizes(self):
         return kt.models.encoder_only.SIZES
@@ -188,7 +199,6 @@ class ClassificationExperiment(Experiment):
         super().check_texts()
         config = self.config
         if config.prepared:
-            self.prepared = self.open_prepared("classification")
             if (config.task == "regression") == bool(self.prepared.manifest["names"]):
                 raise ValueError(
                     "--task regression needs labels that are numbers, and only it: "
@@ -241,20 +251,14 @@ class ClassificationExperiment(Experiment):
         texts, labels, names = content
         return kt.data.LabelledText(texts, list(map(tuple, labels)), names)
 
-    def _kept_texts(self):
-        if self.has_own_data:
-            return super()._kept_texts()
+    def prepared_texts(self):
         text, held_out = self.prepared_example()
         names, labels = self.prepared.manifest["names"], self.prepared.array("labels")[0]
         labels = tuple(itertools.compress(names, labels)) if names else (float(labels[0]),)
         first = kt.data.LabelledText([text], [labels], names)
         return first, held_out and kt.data.read_labelled_tsv(held_out, names)
 
-    def make_tokenizer(self):
-        if self.pretrained is not None:
-            return self.pretrained.tokenizer
-        if not self.has_own_data:
-            return self.prepared.tokenizer()
+    def learn_tokenizer(self):
         config = self.config
         return kt.tokenizers.train_sentencepiece(
             self.train_text.texts, config.vocabulary_size, config.tokens
@@ -263,8 +267,7 @@ class ClassificationExperiment(Experiment):
     def columns(self, tokenizer):
         text = self.train_text
         ids = token_ids.checked_ids(kt.data.tokenize(text.texts, tokenizer), "text")
-        manifest = {"kind": "classification", **self._known_labels()}
-        return {"text": ids}, {"labels": text.matrix()}, manifest
+        return {"text": ids}, {"labels": text.matrix()}, self._known_labels()
 
     def _known_labels(self):
         """The "names" of the labels, and whether a text is "multi_label", a dictionary."""

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import textwrap
 
+from .deferred import Deferred
 from .gpus import gpu_count, warn_of_idle_gpus
 from .options import TrainOptions
 from .settings import (
@@ -23,6 +24,9 @@ from .settings import (
     import_modules,
 )
 from .training_config import MAY_CHANGE
+
+loop = Deferred(f"{__package__}.loop")
+runs = Deferred(f"{__package__}.run")
 
 EXIT_CODE_CTRL_C = 130  # 128 + SIGINT
 EXIT_CODE_NO_READER = 141  # 128 + SIGPIPE
@@ -83,7 +87,7 @@ class Command:
             options = options_class(**given_in(flags))
             start_tensorflow(name)
             import_modules(flags.imports)
-            self.experiment.check_run(options.run)
+            runs.Run(options.run, self.experiment.config_class).config()  # raises for a wrong one
             getattr(self.experiment, name)(options)
 
     def _train(self, arguments):
@@ -116,7 +120,7 @@ class Command:
             options = TrainOptions(**options_in(flags))
             start_tensorflow()
             import_modules(flags.imports)
-            self.experiment.train(config, options)
+            loop.train_on_devices(self.experiment, config, options)
 
 
 def start_tensorflow(subcommand=None):

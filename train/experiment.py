@@ -9,14 +9,11 @@ import sys
 import numpy as np
 
 from .deferred import Deferred, keras, kt
+from .pretrained import check_packed_model, completed, pretrained_of
 from .training_config import SIZE
-
-block = Deferred("keras_transformer.layers.block")
 
 folders = Deferred("keras_transformer.data.prepared")
 token_ids = Deferred("keras_transformer.data.token_ids")
-loop = Deferred(f"{__package__}.loop")
-runs = Deferred(f"{__package__}.run")
 
 LOG = logging.getLogger(__name__)
 
@@ -39,34 +36,45 @@ class Experiment:
             none; None reads those that the config names.
         run: the `Run` if it has begun: with a checkpoint it replaces --pretrained.
 
+    Attributes:
+        config: as given, with what was left to --pretrained.
+        pretrained: what --pretrained holds, as `convert.Converted`; None without it.
+        prepared: the `Prepared` folder; None until there is one.
+        target_tokenizer: of a model whose two sides have one each; otherwise None.
+
     Raises:
         ValueError: if settings are invalid, or the names of texts.
     """
 
     def __init__(self, config, texts=None, run=None):
-        self.config = config
-        check_model_settings(config, self.sizes())
+        classes = self.pretrained_classes()
+        self.pretrained = pretrained_of(config, classes, self.pretrained_from, run)
+        self.config = self.completed(config, pretrained=self.pretrained)
+        check_model_settings(self.config, self.sizes())
         if texts is None:
             self.check_texts()
         else:
             train_text, self.valid_text = texts
             self._texts = train_text, None
+        if self.pretrained is not None:
+            check_packed_model(self.config, self.pretrained)
+            self.use_pretrained()
 
     config_class: type  # its subclass of `TrainingConfig`
-    target_tokenizer = None  # of a model whose two sides have one each
-    pretrained = None  # what --pretrained holds, as `convert.Converted`
-    prepared = None  # the `Prepared` folder, once there is one
+    kind: str  # of its prepared folders
+    pretrained_from = ""  # where models of --pretrained come from, in words
+    target_tokenizer = prepared = None
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        """Fills in the settings that are left to --pretrained.
+        """A config with the settings that are left to --pretrained.
 
         Args:
             config: of a command.
             before: that of the run, if it has begun.
             pretrained: what --pretrained holds, if it has been read.
         """
-        return config
+        return completed(config, before, pretrained)
 
     # Every experiment has these.
 
@@ -75,9 +83,14 @@ class Experiment:
         raise NotImplementedError
 
     def check_texts(self):
-        """Raises ValueError unless the config names the texts that a training needs."""
+        """Raises ValueError unless the config names the texts that a training needs.
+
+        Opens the folder of --prepared.
+        """
         self.config.check_given(self.config.training_text)
         self.config.require(self.config.text_requirements)
+        if self.config.prepared:
+            self.prepared = self._open_prepared()
 
     def read_texts(self):
         """The training text that the config names, and what was held out of it, or None."""
@@ -91,8 +104,8 @@ class Experiment:
         """A small part of the training text, to be shown at the end."""
         raise NotImplementedError
 
-    def make_tokenizer(self):
-        """A tokenizer for the training text."""
+    def learn_tokenizer(self):
+        """A new tokenizer for the training text."""
         raise NotImplementedError
 
     def columns(self, tokenizer):
@@ -100,7 +113,7 @@ class Experiment:
 
         Returns:
             The columns of a prepared folder, {name: `IdRows`}; its arrays, {name: array}; and
-            what its manifest says, a dictionary with the "kind".
+            what its manifest says besides the kind, a dictionary.
         """
         raise NotImplementedError
 
@@ -128,7 +141,18 @@ class Experiment:
         """Prints the finished run's scores on the validation text, and draws pictures."""
         raise NotImplementedError
 
+    def prepared_texts(self):
+        """The first text of the folder of --prepared, and what it held out, or None."""
+        raise NotImplementedError
+
     # Some have these.
+
+    def pretrained_classes(self):
+        """Classes that a model of --pretrained may have, a tuple."""
+        return ()
+
+    def use_pretrained(self):
+        """Adapts to the model of --pretrained; raises ValueError if it does not fit the config."""
 
     def to_json(self, text):
         """A text as JSON."""
@@ -165,7 +189,7 @@ class Experiment:
         """The validation text, or what was held out; empty or None if there is none."""
         text = self.read_valid_text()
         if text is None:
-            return self._texts[1] if self.prepared is None else self._kept_texts()[1]
+            return self._texts[1] if self.prepared is None else self._kept_texts[1]
         return text
 
     @property
@@ -173,12 +197,18 @@ class Experiment:
         """What is shown at the end: the validation text, or a part of the training text."""
         if self.valid_text or self.prepared is None:
             return self.valid_text or self.train_text
-        return self._kept_texts()[0]
+        return self._kept_texts[0]
 
     @property
     def has_own_data(self):
         """Whether the run's folder holds the data, not the folder of --prepared."""
-        return not getattr(self.config, "prepared", "")
+        return not self.config.prepared
+
+    def make_tokenizer(self):
+        """That of --pretrained or --prepared, or else a new one for the training text."""
+        if self.pretrained is not None:
+            return self.pretrained.tokenizer
+        return self.learn_tokenizer() if self.has_own_data else self.prepared.tokenizer()
 
     def prepare(self, path, tokenizer):
         """Writes the training text as a prepared folder, which becomes `prepared`."""
@@ -191,18 +221,18 @@ class Experiment:
             texts = self.example(), self._texts[1]
             texts = [text and self.to_json(text) for text in texts]
             (writer.draft / TEXTS).write_text(json.dumps(texts))
-            writer.finish(manifest)
+            writer.finish({"kind": self.kind, **manifest})
         self.prepared = kt.data.Prepared(path)
 
-    def open_prepared(self, kind):
+    def _open_prepared(self):
         """The folder of --prepared.
 
         Raises ValueError unless it is of this kind, and of the tokenizer of --pretrained.
         """
         prepared = kt.data.Prepared(self.config.prepared)
-        if prepared.kind != kind:
+        if prepared.kind != self.kind:
             raise ValueError(
-                f"--prepared must be of the kind {kind}. "
+                f"--prepared must be of the kind {self.kind}. "
                 f"Received: {self.config.prepared}, of the kind {prepared.kind}."
             )
         tokenizer = getattr(self.pretrained, "tokenizer", None)
@@ -230,8 +260,11 @@ class Experiment:
         names = [name for name in self.prepared.manifest["files"] if name.startswith("held_out.")]
         return first, self.prepared.checked(names[0]) if names else None
 
+    @property
     def _kept_texts(self):
         """What `prepared` has kept of the texts, an example and what was held out, or None."""
+        if not self.has_own_data:
+            return self.prepared_texts()
         texts = json.loads(self.prepared.checked(TEXTS).read_text())
         return [text and self.from_json(text) for text in texts]
 
@@ -253,20 +286,6 @@ class Experiment:
             r_drop=self.config.r_drop or None,
             **self.objective(batches),
         )
-
-    @classmethod
-    def check_run(cls, path):
-        """Raises ValueError unless a folder holds a run of this command with valid settings."""
-        runs.Run(path, cls.config_class).config()
-
-    @classmethod
-    def train(cls, config, options):
-        """Trains the run named by `TrainOptions` to its end."""
-        if config.attention is not None:
-            own = block.registered_attention(config.attention)
-            name = keras.saving.get_registered_name(own)
-            config = config.model_copy(update={"attention": name})  # knows what was given
-        loop.train_on_devices(cls, config, options)
 
 
 def check_model_settings(config, sizes):

@@ -24,7 +24,7 @@ from .command import Command
 from .deferred import Deferred, kt, tf
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
-from .pretrained import check_packed_model, completed, for_training, pretrained_of
+from .pretrained import for_training
 from .settings import one_of, required, setting
 from .training_config import (
     LARGEST_SEED,
@@ -32,7 +32,6 @@ from .training_config import (
     TABLE,
     TrainingConfig,
     blocks_setting,
-    fill_in,
     left_to_pretrained,
 )
 
@@ -57,12 +56,13 @@ class LanguageModelConfig(TrainingConfig):
 
     command: ClassVar[str] = "language_model"
     further_dimensions: ClassVar[tuple] = ("blocks", "memory_length")
-    of_pretrained: ClassVar[tuple] = ("model", "tokens", "size")
     training_text: ClassVar[dict] = one_of("training text", "text", "prepared")
     usual: ClassVar[dict] = {
         "tokens": "characters", "model": "transformer", "size": "small", "context": 256,
         "sampling": "{}",
     }  # fmt: skip
+    left_open: ClassVar[tuple] = (*usual, "memory_length")
+    of_pretrained: ClassVar[tuple] = ("model", "tokens", "size")
     exclusive: ClassVar[dict] = {
         **TrainingConfig.exclusive,
         **training_text,
@@ -263,33 +263,29 @@ class LanguageModelExperiment(Experiment):
     """Learns to continue one long text, bytes; is measured in nats per token."""
 
     config_class = LanguageModelConfig
-    what_is_pretrained = (
+    pretrained_from = (
         "a finished run of keras-transformer language-model, or a folder of GPT-2 or Llama"
     )
+    first_id = 0  # of the tokenizer that the model knows
 
-    def __init__(self, config, texts=None, run=None):
-        classes = (kt.models.decoder_only.LanguageModel, kt.models.xl_model.TransformerXLModel)
-        self.pretrained = pretrained_of(config, classes, self.what_is_pretrained, run)
-        self.first_id = 0
-        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
-        if self.pretrained is not None:
-            self.first_id = generators.first_id_of(self.pretrained.model, self.pretrained.tokenizer)
-            check_packed_model(self.config, self.pretrained)
-            self._check_context()
+    @property
+    def kind(self):
+        return "documents" if self.config.packed else "language_model"
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        fixed = LanguageModelConfig.of_pretrained
-        names = (*fixed, "context", "memory_length", "sampling")
         given = config.sampling
-        config = completed(config.replace(sampling=None), names, fixed, before, pretrained)
+        config = super().completed(config.replace(sampling=None), before, pretrained)
         config = config.replace(sampling=_sampling_of(given, config.sampling, config.context))
-        fill_in(config, cls.config_class.usual)
         kt.serving.settings.read_sampling(config.sampling, config.context)  # raises for a wrong one
-        return config.replace()  # which checks them together
+        return config
 
-    def _check_context(self):
+    def pretrained_classes(self):
+        return kt.models.decoder_only.LanguageModel, kt.models.xl_model.TransformerXLModel
+
+    def use_pretrained(self):
         config, model = self.config, self.pretrained.model
+        self.first_id = generators.first_id_of(model, self.pretrained.tokenizer)
         if config.model != "transformer_xl":
             longest = getattr(model.positions, "max_sequence_length", config.context)
             if config.context > longest:
@@ -301,13 +297,6 @@ class LanguageModelExperiment(Experiment):
     def sizes(self):
         module = {"transformer": "decoder_only", "gpt2": "gpt2_model", "transformer_xl": "xl_model"}
         return getattr(kt.models, module[self.config.model]).SIZES
-
-    def check_texts(self):
-        config = self.config
-        super().check_texts()
-        if config.prepared:
-            kind = "documents" if config.packed else "language_model"
-            self.prepared = self.open_prepared(kind)
 
     def read_texts(self):
         config = self.config
@@ -341,18 +330,12 @@ class LanguageModelExperiment(Experiment):
     def from_json(self, content):
         return content.encode("latin-1")
 
-    def _kept_texts(self):
-        if self.has_own_data:
-            return super()._kept_texts()
+    def prepared_texts(self):
         first, held_out = self.prepared_example()
         return first.encode(), held_out and held_out.read_bytes()
 
-    def make_tokenizer(self):
+    def learn_tokenizer(self):
         """A vocabulary that holds all characters of the text, or all bytes."""
-        if self.pretrained is not None:
-            return self.pretrained.tokenizer
-        if not self.has_own_data:
-            return self.prepared.tokenizer()
         config, text = self.config, self.train_text
         if config.tokens == "bytes":
             return kt.tokenizers.SymbolTokenizer()
@@ -372,9 +355,9 @@ class LanguageModelExperiment(Experiment):
             kept = [document for document in documents if document.strip()]
             log_dropped(len(documents) - len(kept), len(documents), "empty documents")
             ids = id_rows.checked_ids(kt.data.tokenize(kept, tokenizer), "text")
-            return {"text": ids}, {}, {"kind": "documents"}
+            return {"text": ids}, {}, {}
         ids = token_ids(tokenizer, self.train_text)
-        return {"text": kt.data.IdRows(ids, [len(ids)])}, {}, {"kind": "language_model"}
+        return {"text": kt.data.IdRows(ids, [len(ids)])}, {}, {}
 
     def make_batches(self, tokenizer, plan_folder=None):
         config, ids = self.config, self.prepared.columns["text"]

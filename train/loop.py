@@ -6,6 +6,7 @@ import logging
 import keras
 import tensorflow as tf
 
+from keras_transformer.layers.block import registered_attention
 from keras_transformer.training.callbacks import StopOnNonFiniteLoss, TokensPerSecond
 from keras_transformer.training.checkpoints import (
     Checkpoints,
@@ -39,6 +40,9 @@ MUCH_PADDING = 1 / 3  # of the batches
 
 def train_on_devices(experiment_class, config, options):
     """Trains the run named by `TrainOptions`; then the chief shows the result."""
+    if config.attention is not None:
+        name = keras.saving.get_registered_name(registered_attention(config.attention))
+        config = config.model_copy(update={"attention": name})  # knows what was given
     run = Run(options.run, type(config))
     on_jax = keras.backend.backend() == "jax"
     if options.deterministic:

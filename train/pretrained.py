@@ -2,11 +2,9 @@
 
 from .deferred import Deferred, kt
 from .settings import flag_of
-from .training_config import DROPOUTS
+from .training_config import DROPOUTS, fill_in
 
 opennmt = Deferred("keras_transformer.convert.opennmt")
-
-_MISSING = (None, "")  # of a setting that nobody has set; 0 is a value
 
 
 def read_pretrained(path):
@@ -34,22 +32,22 @@ def _settings_of_run(path):
     return None if {"model_type", "class_name"} & run.content().keys() else run.settings()
 
 
-def pretrained_of(config, model_class, what, run=None):
+def pretrained_of(config, model_classes, what, run=None):
     """What the --pretrained of a config holds; None without it.
 
     Args:
         config: of a command.
-        model_class: the class that the model must have, or a tuple of classes.
+        model_classes: those that the model may have, a tuple.
         what: where such models come from, for the message.
         run: the `Run` if it has begun.
 
     Raises:
         ValueError: as of `read_pretrained`, or if the model is of another kind.
     """
-    if not config.pretrained:
+    if not getattr(config, "pretrained", ""):
         return None
     pretrained = (run and run.pretrained()) or read_pretrained(config.pretrained)
-    if not isinstance(pretrained.model, model_class):
+    if not isinstance(pretrained.model, model_classes):
         raise ValueError(
             f"--pretrained must be {what}. Received: {config.pretrained}, whose model is a "
             f"{getattr(pretrained.model, 'kind', 'model of another library')}."
@@ -57,60 +55,40 @@ def pretrained_of(config, model_class, what, run=None):
     return pretrained
 
 
-def pretrained_bert_of(config, run=None):
-    """What a config fine-tunes, as `convert.Converted`; None without --pretrained.
+def completed(config, before=None, pretrained=None):
+    """A config whose `left_open` settings are those of its run or, when it begins, of --pretrained.
 
-    Args:
-        config: of a classification.
-        run: the `Run` if it has begun.
-
-    Raises:
-        ValueError: if the run holds no finished BERT, or one that cannot read so many tokens.
-    """
-    what = "a keras-transformer pretraining run, a run fine-tuned from one, or a folder of BERT"
-    pretrained = pretrained_of(config, kt.models.bert_models.BertModel, what, run)
-    if pretrained is None:
-        return None
-    positions = pretrained.model.positions.max_sequence_length
-    if not 2 < config.max_length <= positions:
-        raise ValueError(
-            f"--max-length must be 3 to {positions} tokens, which the model of --pretrained can "
-            f"read. Received: {config.max_length}."
-        )
-    return pretrained
-
-
-def completed(config, names, fixed=(), before=None, pretrained=None):
-    """A config whose missing settings are those of its run or, when it begins, of --pretrained.
+    Those that are missing there, too, are the usual ones.
 
     Args:
         config: of a command.
-        names: of the settings, missing where they are None or "".
-        fixed: those of them that must equal those of --pretrained.
         before: the config of the run; None if it has not begun.
         pretrained: of `read_pretrained`, if it has been read.
 
     Raises:
-        ValueError: if a fixed one is set to another value.
+        ValueError: if one of `of_pretrained` is set to another value.
     """
-    if not config.pretrained:
+    if not (config.left_open and config.pretrained):
         return config
-    values = {name: getattr(config, name) for name in names}
-    missing = [name for name, value in values.items() if value in _MISSING]
+    values = {name: getattr(config, name) for name in config.left_open}
+    fields = type(config).model_fields
+    missing = [name for name, value in values.items() if value == fields[name].default]
     if before is not None:
         theirs = before.model_dump()
     elif pretrained is not None:
         theirs = pretrained.config
     else:
         theirs = _settings_of_run(config.pretrained) or read_pretrained(config.pretrained).config
-    for name in fixed:
+    for name in config.of_pretrained:
         if name not in missing and values[name] != theirs.get(name, values[name]):
             raise ValueError(
                 f"{flag_of(name)} must be {theirs[name]}, as of --pretrained. "
                 f"Received: {values[name]}."
             )
-    known = {name for name in missing if theirs.get(name) not in _MISSING}
-    return config.replace(**{name: theirs[name] for name in known})
+    known = {name for name in missing if theirs.get(name) not in (None, "")}
+    config = config.replace(**{name: theirs[name] for name in known})
+    fill_in(config, config.usual)
+    return config
 
 
 def for_training(model, config, **changes):
@@ -157,7 +135,7 @@ def fine_tuned_classifier(config, model, num_labels):
 
 def check_packed_model(config, pretrained):
     """Raises ValueError if rows are to hold several texts that this model would mix."""
-    if config.packed and not _tells_texts_apart(pretrained.model):
+    if config.is_packed and not _tells_texts_apart(pretrained.model):
         raise ValueError(
             "--packed needs a --pretrained that was trained with --packed. "
             f"Received: {config.pretrained}."

@@ -78,6 +78,7 @@ class PretrainingExperiment(Experiment):
     """Learns lists of documents, and is measured by the share of masked pieces it predicts."""
 
     config_class = PretrainingConfig
+    kind = "pretraining"
 
     def sizes(self):
         return kt.models.bert_models.SIZES
@@ -85,7 +86,6 @@ class PretrainingExperiment(Experiment):
     def check_texts(self):
         super().check_texts()
         if self.config.prepared:
-            self.prepared = self.open_prepared("pretraining")
             tokenizer = self.prepared.tokenizer()
             if not isinstance(tokenizer, kt.tokenizers.WordPieceTokenizer):
                 raise ValueError(
@@ -119,15 +119,11 @@ class PretrainingExperiment(Experiment):
         """The training text, a list of sentences per document."""
         return kt.data.split_sentences(self.train_text)
 
-    def _kept_texts(self):
-        if self.has_own_data:
-            return super()._kept_texts()
+    def prepared_texts(self):
         first, held_out = self.prepared_example()
         return [first], held_out and kt.data.read_documents(held_out)
 
-    def make_tokenizer(self):
-        if not self.has_own_data:
-            return self.prepared.tokenizer()
+    def learn_tokenizer(self):
         sentences = list(itertools.chain.from_iterable(self.train_documents))
         return kt.tokenizers.train_word_pieces(sentences, self.config.vocabulary_size)
 
@@ -136,7 +132,7 @@ class PretrainingExperiment(Experiment):
         ids = kt.data.tokenize(list(itertools.chain.from_iterable(documents)), tokenizer)
         # Of each sentence, a row, which document it belongs to; some documents have none.
         numbers = np.repeat(np.arange(len(documents), dtype=np.uint32), list(map(len, documents)))
-        manifest = {"kind": "pretraining", "num_documents": len(documents)}
+        manifest = {"num_documents": len(documents)}
         return {"text": token_ids.checked_ids(ids, "text")}, {"documents": numbers}, manifest
 
     def make_batches(self, tokenizer, plan_folder=None):

@@ -72,7 +72,8 @@ class TrainingConfig(Settings):
     """Settings of all experiments; every field is also a flag of the experiment's command."""
 
     command: ClassVar[str]
-    of_pretrained: ClassVar[tuple] = ()  # settings that must equal those of --pretrained
+    left_open: ClassVar[tuple] = ()  # settings that --pretrained, or a run that began, may decide
+    of_pretrained: ClassVar[tuple] = ()  # those of them that must equal those of --pretrained
     further_dimensions: ClassVar[tuple] = ("blocks",)  # what its models take beside those of all
     training_text: ClassVar[dict]  # the entry of `exclusive`
     usual: ClassVar[dict] = {}  # values of settings that are None unless --pretrained has them

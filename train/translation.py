@@ -29,7 +29,7 @@ from .deferred import Deferred, kt
 from .experiment import Experiment, log_dropped, plan_in_words, publish
 from .lines import report_cut_texts
 from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
-from .pretrained import check_packed_model, completed, for_training, pretrained_of
+from .pretrained import for_training
 from .settings import both, flag_of, one_of, setting
 from .text_scores import check_metric, report, score_of
 from .training_config import (
@@ -37,7 +37,6 @@ from .training_config import (
     TABLE,
     TrainingConfig,
     blocks_setting,
-    fill_in,
     left_to_pretrained,
 )
 
@@ -63,6 +62,9 @@ class TranslationConfig(TrainingConfig):
     usual: ClassVar[dict] = {
         "num_beams": 5, "length_penalty": 1.0, "scoring": "gnmt_heuristic", "token_rules": "{}",
     }  # fmt: skip
+    left_open: ClassVar[tuple] = (
+        *usual, "source_language", "target_language", "source_prefix", "max_target_length",
+    )  # fmt: skip
     exclusive: ClassVar[dict] = {
         **TrainingConfig.exclusive,
         **training_text,
@@ -279,35 +281,26 @@ class TranslationExperiment(Experiment):
     """Learns `ParallelText` with an encoder-decoder and shared pieces; is scored by `metric`."""
 
     config_class = TranslationConfig
-    what_is_pretrained = (
+    kind = "translation"
+    pretrained_from = (
         "a finished run of keras-transformer translation, or a folder of Marian, M2M100, NLLB, "
         "BART, mBART-50, T5 or OpenNMT-tf"
     )
 
     def __init__(self, config, texts=None, run=None):
         check_metric(config.metric)
-        self.pretrained = pretrained_of(
-            config, kt.models.encoder_decoder.TranslationModel, self.what_is_pretrained, run
-        )
-        super().__init__(self.completed(config, pretrained=self.pretrained), texts, run)
-        if self.pretrained is not None:
-            check_packed_model(self.config, self.pretrained)
-            self._check_lengths()
-            self.target_tokenizer = self.pretrained.target_tokenizer
-            self._tokenizers(self.pretrained.tokenizer)  # raises for languages that it lacks
+        super().__init__(config, texts, run)
 
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
-        names = (*cls.config_class.usual, "source_language", "target_language", "max_target_length")
-        if config.source_prefix is None:  # "" is none
-            names += ("source_prefix",)
-        config = completed(config, names, (), before, pretrained)
-        fill_in(config, cls.config_class.usual)
+        config = super().completed(config, before, pretrained)
         kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
         return config
 
-    def _check_lengths(self):
-        """Raises ValueError for more tokens than the model of --pretrained has positions."""
+    def pretrained_classes(self):
+        return (kt.models.encoder_decoder.TranslationModel,)
+
+    def use_pretrained(self):
         longest = getattr(self.pretrained.model.positions, "max_sequence_length", None)
         for name in ("max_length", "max_target_length"):
             length = getattr(self.config, name)
@@ -316,14 +309,11 @@ class TranslationExperiment(Experiment):
                     f"{flag_of(name)} must be at most {longest} tokens, the positions of the model "
                     f"of --pretrained. Received: {length}."
                 )
+        self.target_tokenizer = self.pretrained.target_tokenizer
+        self._tokenizers(self.pretrained.tokenizer)  # raises for languages that it lacks
 
     def sizes(self):
         return kt.models.encoder_decoder.SIZES
-
-    def check_texts(self):
-        super().check_texts()
-        if self.config.prepared:
-            self.prepared = self.open_prepared("translation")
 
     def read_texts(self):
         config = self.config
@@ -364,9 +354,7 @@ class TranslationExperiment(Experiment):
         }
         return kt.data.corpora.read_dataset(config.dataset, split, **where)
 
-    def _kept_texts(self):
-        if self.has_own_data:
-            return super()._kept_texts()
+    def prepared_texts(self):
         tokenizer, names = self.prepared.tokenizer(), preparation.HELD_OUT
         pair = [tokenizer.detokenize(ids[None]) for ids in self.prepared[0].values()]
         first = kt.data.ParallelText(*([text.numpy()[0].decode()] for text in pair))
@@ -374,11 +362,7 @@ class TranslationExperiment(Experiment):
             return first, None
         return first, kt.data.read_files(*map(self.prepared.checked, names))
 
-    def make_tokenizer(self):
-        if self.pretrained is not None:
-            return self.pretrained.tokenizer
-        if not self.has_own_data:
-            return self.prepared.tokenizer()
+    def learn_tokenizer(self):
         sentences = [*self.train_text.sources, *self.train_text.targets]
         return kt.tokenizers.train_sentencepiece(sentences, self.config.vocabulary_size)
 
@@ -393,7 +377,7 @@ class TranslationExperiment(Experiment):
             kept = np.array(is_text, bool) & (sides[1].lengths > empty[1].lengths)
         log_dropped(int((~kept).sum()), len(kept), "pairs with an empty side")
         source, target = (ids.take(np.flatnonzero(kept)) for ids in sides)
-        return {"source": source, "target": target}, {}, {"kind": "translation"}
+        return {"source": source, "target": target}, {}, {}
 
     def make_batches(self, tokenizer, plan_folder=None):
         columns = self.prepared.columns

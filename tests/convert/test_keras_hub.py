@@ -17,9 +17,9 @@ from keras_transformer.serving import Generator, SamplingSettings
 from keras_transformer.tokenizers import train_byte_pairs, train_word_pieces
 from tests.reference import array
 from train import convert as command
-from train.classification import ClassificationConfig
+from train.classification import ClassificationConfig, ClassificationExperiment
 from train.demo.corpus import demo_corpus
-from train.pretrained import fine_tuned_classifier, pretrained_bert_of
+from train.pretrained import fine_tuned_classifier
 
 keras_hub = pytest.importorskip("keras_hub")
 pytestmark = pytest.mark.oracle
@@ -336,7 +336,7 @@ def test_commands_read_tune_and_write_presets(backbone, words, tmp_path, monkeyp
     given = noisy(keras_hub.models.BertTextClassifier(backbone, 3, cutter))
     given.save_to_preset("preset")
     config = ClassificationConfig(pretrained="preset", pooling="first", max_length=24)
-    found = pretrained_bert_of(config)
+    found = ClassificationExperiment(config, (None, None)).pretrained
     tokenizer, model = found.tokenizer, found.model
     tuned = fine_tuned_classifier(config, model, 5)
     assert tuned.output_shape == (None, 5)

@@ -14,7 +14,7 @@ from keras_transformer.serving.publishing.c_api import ask
 from tests.convert.folders import FAMILIES
 from train import classification, pretraining
 from train.classification import ClassificationConfig, ClassificationExperiment
-from train.pretrained import fine_tuned_classifier, pretrained_bert_of
+from train.pretrained import fine_tuned_classifier
 from train.pretraining import PretrainingConfig, PretrainingExperiment
 from train.run import Run
 
@@ -161,7 +161,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
             pretrained=str(run.path), from_scratch=from_scratch, pooling="first",
             token_dropout=0.75, dropout=0.25, attention_dropout=0.5, max_length=40,
         )  # fmt: skip
-        model = pretrained_bert_of(config).model
+        model = ClassificationExperiment(config, (None, None)).pretrained.model
         model = fine_tuned_classifier(config, model, len(text.names))
         encoder = model.get_layer("encoder")
         assert (encoder.dropout, encoder.attention_dropout) == (0.25, 0.5)

@@ -396,11 +396,10 @@ def test_a_setting_of_zero_is_taken_from_what_is_tuned():
     """OpenNMT-tf's length penalty is 0 by default, and a Transformer-XL may have no memory."""
     config = TranslationConfig(pretrained="runs/theirs")
     theirs = Converted("", None, None, config={"num_beams": 3, "length_penalty": 0.0})
-    names = ("num_beams", "length_penalty")
-    found = completed(config, names, pretrained=theirs)
+    found = completed(config, pretrained=theirs)
     assert (found.num_beams, found.length_penalty) == (3, 0.0)
     before = found.replace(num_beams=2)
-    found = completed(config, names, before=before)
+    found = completed(config, before=before)
     assert (found.num_beams, found.length_penalty) == (2, 0.0)
 
 
