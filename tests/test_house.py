@@ -22,7 +22,7 @@ NUMPY = {"models"}  # for numbers that are known when a model is built
 
 def arrows():
     """{room: the rooms that it may import}, itself among them, as the map has them."""
-    direct = {"files": set(), "arguments": set()}
+    direct = {"files": set(), "arguments": set(), "worker_pool": set()}
     for left, right in re.findall(r"^(\S.*?) +-> (.*)$", MAP, re.MULTILINE):
         targets = {name.removesuffix(".py") for name in re.findall(r"(\w+(?:\.py)?)/?", right)}
         for room in re.findall(r"(\w+)/", left):

@@ -8,20 +8,24 @@ import codecs
 import collections
 import contextlib
 import gzip
+import importlib
 import itertools
+import math
 import os
 import pathlib
 import sys
 
-from .deferred import Deferred
-from .gpus import gpu_count, visible_gpus
+from . import settings
+from .command import start_tensorflow
+from .deferred import Deferred, tf
+from .gpus import cores, gpu_count, visible_gpus
 from .lines import FirstPlaces, answer_lines, first_of, report_cut_texts
 from .progress_bar import Shown
 
 corpora = Deferred("keras_transformer.data.corpora")
 files = Deferred("keras_transformer.files")
-pool = Deferred(f"{__package__}.pool")
 pair_streams = Deferred("keras_transformer.data.pair_streams")
+worker_pool = Deferred("keras_transformer.worker_pool")
 
 BLOCK = 1024  # lines answered together
 
@@ -66,7 +70,7 @@ def _answer_files(answering, options, max_length, how):
                 position = 0
                 try:
                     with files.atomic_path(target) as draft, _written(draft, target) as file:
-                        for block, answers, is_cut in answered:
+                        for block, (answers, is_cut) in answered:
                             if block.is_end:
                                 break
                             rows = (text.replace("\n", " ").encode() + b"\n" for text in answers)
@@ -100,18 +104,70 @@ def _answer_files(answering, options, max_length, how):
 
 @contextlib.contextmanager
 def _answered(answering, options, blocks):
-    """Yields an iterator of blocks, their answers and whether each text was truncated."""
-    if options.runner == "ray":
-        workers = pool.actors(answering, options, options.processes)
-    else:
-        count = options.processes or max(1, len(visible_gpus(gpu_count(), os.environ)))
-        if count == 1:
-            answer = answering(options)
-            yield ((block, *(answer(block.texts) if block.texts else ([], []))) for block in blocks)
-            return
-        workers = pool.processes(answering, options, count)
-    with workers as begun:
-        yield begun.answered(blocks)
+    """Yields an iterator of each block with its answers and whether each text was truncated."""
+    with contextlib.ExitStack() as stack:
+        if options.runner == "ray":
+            ray = stack.enter_context(worker_pool.ray_cluster(options.processes))
+            machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            machines = [each for each in machines if each.get("CPU")] or [{}]
+            gpus = int(sum(each.get("GPU", 0) for each in machines))
+            count = options.processes or gpus or len(machines)
+            sharing = math.ceil(count / len(machines))
+            pool = worker_pool.ray_pool(ray, count, num_gpus=min(gpus, 1))
+        else:
+            gpus = visible_gpus(gpu_count(), os.environ)
+            sharing = count = options.processes or max(1, len(gpus))
+            environments = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus] or [{}]
+            pool = worker_pool.local_pool(count, environments)
+        answerer = _Answerer(answering, options, sharing)
+        if options.runner == "local" and count == 1:  # in this process
+            answerer.load()
+        pairs = ((block, (block.texts,)) for block in blocks)
+        yield stack.enter_context(pool).map(answerer, pairs)
+
+
+class _Answerer:
+    """Answers texts with a model; one that is unpickled in a worker has loaded it.
+
+    Args:
+        answering: as for `answer_input`.
+        options: its options.
+        sharing: number of workers that share the cores of a machine.
+    """
+
+    def __init__(self, answering, options, sharing):
+        self._answering, self._options, self._sharing = answering, options, sharing
+
+    def load(self):
+        self._function = self._answering(self._options)
+        return self
+
+    def __call__(self, texts):
+        """The answers to texts, and whether each text was truncated."""
+        if not texts:
+            return [], []
+        answers, is_cut = self._function(texts)
+        return list(answers), list(map(bool, is_cut))
+
+    def __reduce__(self):
+        # Of a program the module is named __main__, which others cannot import.
+        module = sys.modules[self._answering.__module__].__spec__.name
+        options = type(self._options).__name__, self._options.model_dump()
+        return _loaded, (module, *options, settings.imported, os.getcwd(), self._sharing)
+
+
+def _loaded(module, options_class, options, imports, folder, sharing):
+    """An `_Answerer` in a worker."""
+    os.chdir(folder)
+    threads = str(max(1, cores() // sharing))
+    os.environ["OMP_NUM_THREADS"] = os.environ["TF_NUM_INTRAOP_THREADS"] = threads
+    os.environ["TTY_COMPATIBLE"] = "0"  # the parent draws the progress bar
+    start_tensorflow("translate")
+    tf.config.threading.set_inter_op_parallelism_threads(int(threads))
+    settings.import_modules(imports)
+    module = importlib.import_module(module)
+    options = getattr(module, options_class)(**options)
+    return _Answerer(module.answering, options, sharing).load()
 
 
 def _pairs(pattern, output):
@@ -162,7 +218,7 @@ class _Block:
                 self.texts.append(line.decode(errors="replace"))
 
     def __str__(self):
-        return f"{self._path}, lines {self.first:,} to {self.last:,},"
+        return f"{self._path}, lines {self.first:,} to {self.last:,}"
 
 
 def _blocks(pairs):

@@ -113,12 +113,10 @@ class PrepareOptions(Settings):
     max_tokens: int = setting(0, "leave out rows with more tokens on a side; 0: none", ge=0)
     runner: Literal["local", "ray"] = setting(
         "local",
-        "local: processes of this machine; ray: tasks of the Ray cluster of RAY_ADDRESS, by "
+        "local: processes of this machine; ray: actors on the Ray cluster of RAY_ADDRESS, by "
         "default of this machine",
     )
-    processes: int | None = setting(
-        None, "processes or tasks at once; default: one on each core", ge=1
-    )
+    processes: int | None = setting(None, "processes or actors; default: one on each core", ge=1)
     seed: int = setting(1, "seed of what is drawn", ge=0, le=LARGEST_SEED)
 
     def model_post_init(self, context):

@@ -353,6 +353,12 @@ class Block(NamedTuple):
     labels: LabelledText | None = None
     position: int = 0
 
+    def __str__(self):
+        if self.paths:
+            paths = ", ".join(map(str, self.paths))
+            return f"{paths}, {self.num_rows:,} rows from line {self.first:,}"
+        return f"{self.num_rows:,} rows that end near byte {self.position:,} of the text"
+
     def columns(self) -> list[list[str]]:
         """The texts of each column.
 

@@ -1,8 +1,10 @@
 """Prepares text of any size once: cleans it, learns a tokenizer, writes token ids."""
 
+import contextlib
 import functools
 import itertools
 import logging
+import os
 import pathlib
 import shutil
 
@@ -26,15 +28,17 @@ from keras_transformer.data.corpora import lines_of
 from keras_transformer.data.documents import split_sentences
 from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
-from keras_transformer.data.runners import RUNNERS
 from keras_transformer.data.token_ids import tokenizer_checksum
 from keras_transformer.files import NotWritten, atomic_path
 from keras_transformer.tokenizers.sentencepiece_training import learned_model
+from keras_transformer.worker_pool import local_pool, ray_cluster, ray_pool
 
 LOG = logging.getLogger(__name__)
 
 HELD_OUT = PairStream.held_out
 
+RUNNERS = ("local", "ray")
+_BYTES_OF_WORKER = 2**30  # of memory that Ray sets aside for a worker
 _BYTES_ON_DISK = 0.8  # that ids and places take, for each byte of text
 _BYTES_OF_HASHES = 0.2  # likewise, while equal pairs are looked for
 _NUM_BUCKETS = 64  # of hashes, each of which is in memory alone
@@ -91,7 +95,7 @@ def prepare(
         max_tokens: leaves out rows with more tokens on a side, for pretraining sentences; 0 for
             none.
         drop_copies: whether to leave out pairs whose sides are equal.
-        runner: "local" for processes of this machine, "ray" for tasks of a Ray cluster: the one
+        runner: "local" for processes of this machine, "ray" for actors on a Ray cluster: the one
             of the environment variable `RAY_ADDRESS`, or one of this machine alone.
         processes: how many work at once; None for one on each core.
         seed: integer that fixes the sample and what is held out.
@@ -160,7 +164,7 @@ def prepare(
         arrays, more = {"labels": (np.float32, (len(stream.names) or 1,))}, {"names": stream.names}
     with (
         PreparedWriter(path, stream.columns, size, arrays, settings) as writer,
-        RUNNERS[runner](processes) as running,
+        _started(runner, processes) as pool,
     ):
         if not writer.num_blocks and not any(writer.work.iterdir()):  # it does not go on
             _check_room(writer, stream, distinct or held_out)
@@ -169,7 +173,7 @@ def prepare(
             # One that is left after those held out shows that there is text to learn from.
             wanted = held_out, sample_lines if tokenizer is None else 1
             read = functools.partial(read_block, filters, _key_of(seed))
-            _read(writer, running, stream, read, wanted, distinct, progress)
+            _read(writer, pool, stream, read, wanted, distinct, progress)
         if tokenizer is None:
             content = _learned(writer, stream.kind, vocabulary_size)
             if isinstance(content, bytes) and not is_pretraining:  # text may allow fewer
@@ -183,12 +187,27 @@ def prepare(
         _check_unchanged(stream, settings)
         tokenise = tokenise_sentences if is_pretraining else tokenise_block
         tokenise = functools.partial(tokenise, filters, content, max_tokens)
-        counts = _write(writer, running, stream, tokenise, has_fates, progress)
+        counts = _write(writer, pool, stream, tokenise, has_fates, progress)
         _check_unchanged(stream, settings)
         if is_pretraining:
             more["num_documents"] = counts["rows"]
         writer.finish({"kind": stream.kind, "counts": counts, **more})
     return Prepared(path)
+
+
+@contextlib.contextmanager
+def _started(runner, processes):
+    """Yields a `WorkerPool`, whose workers import TensorFlow only if their function does."""
+    environment = {"KERAS_BACKEND": "numpy"}
+    with contextlib.ExitStack() as stack:
+        if runner == "local":
+            pool = local_pool(processes or os.cpu_count(), [environment])
+        else:
+            ray = stack.enter_context(ray_cluster(processes))
+            count = processes or int(ray.cluster_resources().get("CPU", 1))
+            runtime = {"env_vars": environment}
+            pool = ray_pool(ray, count, memory=_BYTES_OF_WORKER, runtime_env=runtime)
+        yield stack.enter_context(pool)
 
 
 def _key_of(seed):
@@ -255,13 +274,13 @@ class _Drawn:
         return hashes[count - 1] if count else -1, held_out, sample
 
 
-def _read(writer, running, stream, read, wanted, distinct, progress):
+def _read(writer, pool, stream, read, wanted, distinct, progress):
     """The first reading: writes the fate of each row, what is held out, and the sample."""
     work, draft = writer.work, writer.work / "fates.draft"
     drawn, num_rows = _Drawn(*wanted), 0
     with _Buckets(work) as buckets, open(draft, "wb") as file:
-        calls = ((block, drawn.largest) for block in stream.blocks())
-        for (block, _), (fates, hashes, of_labels, small) in running.map(read, calls):
+        blocks = ((block, (block, drawn.largest)) for block in stream.blocks())
+        for block, (fates, hashes, of_labels, small) in pool.map(read, blocks):
             file.write(fates)
             drawn.add(small, num_rows)
             buckets.add(hashes, of_labels, num_rows + np.flatnonzero(fates == KEPT))
@@ -364,10 +383,10 @@ def _learned(writer, kind, vocabulary_size):
     return sentencepiece.SentencePieceProcessor(model_proto=content) if are_pieces else content
 
 
-def _write(writer, running, stream, tokenise, has_fates, progress):
+def _write(writer, pool, stream, tokenise, has_fates, progress):
     """The second reading, or the only one; returns the counts of rows and what is left out."""
 
-    def calls():
+    def blocks():
         first = 0
         for number, block in enumerate(stream.blocks()):
             part = None if fates is None else np.array(fates[first : first + block.num_rows])
@@ -375,12 +394,12 @@ def _write(writer, running, stream, tokenise, has_fates, progress):
             if part is not None and len(part) < block.num_rows:
                 raise ValueError("A file has changed while it was read: it has more lines now.")
             if number >= num_written:
-                yield block, part
+                yield block, (block, part)
 
     num_written = writer.num_blocks
     fates = np.memmap(writer.work / _FATES, np.uint8, "r") if has_fates else None
     counts = np.array(writer.notes.get("counts", [0] * len(REASONS)))
-    for (block, _), (ids, arrays, block_counts) in running.map(tokenise, calls()):
+    for block, (ids, arrays, block_counts) in pool.map(tokenise, blocks()):
         if "documents" in arrays:  # numbered from 0 on in each block
             arrays["documents"] = arrays["documents"] + counts[KEPT].astype(np.uint32)
         counts += block_counts

@@ -1,10 +1,9 @@
 """Files answered line by line, in one process and in several, of which one is killed."""
 
 import gzip
-import multiprocessing
-import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 
@@ -79,30 +78,35 @@ def only_workers_load(monkeypatch):
 
 
 @pytest.mark.usefixtures("only_workers_load")
-def test_a_killed_process_changes_no_byte(run, files, answers, tmp_path, capsys):
-    killed = []
+def test_a_killed_process_changes_no_byte(run, files, answers, tmp_path, caplog, monkeypatch):
+    started = []
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *arguments, **flags):
+            super().__init__(*arguments, **flags)
+            started.append(self)
 
     def kill():
-        while not killed:
-            for child in multiprocessing.active_children():
-                time.sleep(1)
-                os.kill(child.pid, signal.SIGKILL)
-                killed.append(child.pid)
-                return
+        while not started:
             time.sleep(0.05)
+        time.sleep(1)
+        started[0].send_signal(signal.SIGKILL)
 
+    monkeypatch.setattr(subprocess, "Popen", Recorded)
     killer = threading.Thread(target=kill)
     killer.start()
     flags = [f"--input={files}/*.txt*", f"--output={tmp_path}/out", "--processes=2"]
     translation.main(["translate", f"--run={run}", *flags])
     killer.join()
-    assert killed and "A worker died; its lines are answered again." in capsys.readouterr().err
+    assert len(started) == 3 and "A worker died; its block is done again." in caplog.messages
     assert content_of(tmp_path / "out") == content_of(answers)
 
 
 @pytest.mark.oracle
 @pytest.mark.usefixtures("only_workers_load")
-def test_a_killed_actor_of_ray_changes_no_byte(run, files, answers, tmp_path, capsys, monkeypatch):
+def test_a_killed_actor_of_ray_changes_no_byte(
+    run, files, answers, tmp_path, capsys, caplog, monkeypatch
+):
     pytest.importorskip("ray")
     import psutil  # Ray has it
 
@@ -111,7 +115,7 @@ def test_a_killed_actor_of_ray_changes_no_byte(run, files, answers, tmp_path, ca
 
     def kill(shown, *progress):
         for process in psutil.Process().children(recursive=True) if not killed else ():
-            if "ray::Answerer" in "".join(process.cmdline()[:1]):
+            if "ray::Holder" in "".join(process.cmdline()[:1]):
                 process.kill()
                 killed.append(process)
         original(shown, *progress)
@@ -120,7 +124,7 @@ def test_a_killed_actor_of_ray_changes_no_byte(run, files, answers, tmp_path, ca
     flags = [f"--input={files}/*.txt*", f"--output={tmp_path}/out", "--runner=ray"]
     translation.main(["translate", f"--run={run}", *flags])
     told = capsys.readouterr()
-    assert len(killed) == 1 and "A worker died; its lines are answered again." in told.err
+    assert len(killed) == 1 and "A worker died; its block is done again." in caplog.messages
     assert "1 of 44 texts are longer than" in told.err and "44 lines of 3 files" in told.out
     assert content_of(tmp_path / "out") == content_of(answers)
 

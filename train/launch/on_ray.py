@@ -1,63 +1,16 @@
-"""Ray's cluster, and workers that it places on its machines, and restarts when one is lost."""
+"""Workers that Ray places on the machines of a cluster, and restarts when one is lost."""
 
 import contextlib
 import os
-import socket
 import subprocess
 
+from ..deferred import Deferred
 from ..settings import EXIT_CODE_MISTAKE
 from .local import EXIT_CODE_STOPPED, end_with_parent
 
+worker_pool = Deferred("keras_transformer.worker_pool")
+
 FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
-SECONDS_TO_CONNECT = 10
-
-
-@contextlib.contextmanager
-def cluster():
-    """Yields the module ray, connected to the cluster of RAY_ADDRESS, or one of this machine.
-
-    A connection that exists already is used, and kept.
-
-    Raises:
-        ImportError: without Ray.
-        ConnectionError: if the cluster cannot be reached.
-    """
-    # "local": without an address Ray joins whatever cluster was started last on this machine.
-    address = os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local":
-        # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends no usage statistics
-    try:
-        import ray
-    except ImportError as error:
-        raise ImportError(
-            f"Ray is needed: pip install 'keras-transformer-toolkit[ray]'. Received: {error}"
-        ) from error
-    if ray.is_initialized():
-        yield ray
-        return
-    check_listens(address)
-    own = {"include_dashboard": False} if address == "local" else {}
-    ray.init(address, **own)
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
-def check_listens(address):
-    """Raises ConnectionError if no cluster listens; Ray would end this process after minutes."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not port.isdecimal():
-        return  # "local" or "auto"
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), SECONDS_TO_CONNECT).close()
-    except OSError as error:
-        raise ConnectionError(
-            "RAY_ADDRESS must be the address of a cluster that can be reached from here. "
-            f"Received: {address}: {error.strerror or error}."
-        ) from None
 
 
 def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None):
@@ -108,7 +61,7 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             raise RuntimeError(f"The worker exited with code {code}.")
         return code
 
-    with cluster() as ray:
+    with worker_pool.ray_cluster() as ray:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
         from ray.util.queue import Queue

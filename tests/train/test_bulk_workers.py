@@ -5,7 +5,8 @@ import itertools
 
 import pytest
 
-from train import bulk, pool
+from keras_transformer import worker_pool
+from train import bulk
 from train.lines import NAMED, FirstPlaces, report_cut_texts
 from train.options import FilesOptions
 
@@ -17,15 +18,15 @@ def answering(options):
 class PlayedProcess:
     """Answers as `answering` in this process; dies at some calls, and at the text `poison`."""
 
-    begun, calls, dies_at = [], itertools.count(), ()
+    environments, calls, dies_at = [], itertools.count(), ()
 
-    def __init__(self, answerer):
-        self.begun.append(answerer)
+    def __init__(self, environment):
+        self.environments.append(environment)
 
-    def call(self, name, *arguments):
-        if name == "answer":
+    def call(self, packed, *arguments):
+        if arguments:
             if next(self.calls) in self.dies_at or "poison" in arguments[0]:
-                raise pool.Died
+                raise worker_pool.Died("played")
             return answering(None)(*arguments)
         return None
 
@@ -36,8 +37,8 @@ class PlayedProcess:
 @pytest.fixture
 def played(monkeypatch):
     monkeypatch.setattr(bulk, "BLOCK", 2)
-    monkeypatch.setattr(pool, "Process", PlayedProcess)
-    monkeypatch.setattr(PlayedProcess, "begun", [])
+    monkeypatch.setattr(worker_pool, "_Process", PlayedProcess)
+    monkeypatch.setattr(PlayedProcess, "environments", [])
     monkeypatch.setattr(PlayedProcess, "calls", itertools.count())
     return monkeypatch
 
@@ -67,7 +68,7 @@ def test_a_damaged_file_loses_no_other(played, tmp_path, processes, capsys):
     assert "2 of 3 files are answered already" in capsys.readouterr().err
 
 
-def test_workers_that_die_now_and_then_change_nothing(played, tmp_path, capsys):
+def test_workers_that_die_now_and_then_change_nothing(played, tmp_path, caplog):
     played.setattr(PlayedProcess, "dies_at", range(1, 1000, 3))
     texts = {f"{name}.txt": "".join(f"{name} {n}\n" for n in range(31)) for name in "abc"}
     for name, text in texts.items():
@@ -76,8 +77,8 @@ def test_workers_that_die_now_and_then_change_nothing(played, tmp_path, capsys):
     assert {path.name: path.read_text() for path in output.iterdir()} == {
         name: text.upper() for name, text in texts.items()
     }
-    died = capsys.readouterr().err.count("A worker died; its lines are answered again.")
-    assert died == len(PlayedProcess.begun) - 3 > 9
+    died = caplog.messages.count("A worker died; its block is done again.")
+    assert died == len(PlayedProcess.environments) - 3 > 9
 
 
 def test_lines_that_kill_each_worker_are_named(played, tmp_path):
@@ -85,14 +86,14 @@ def test_lines_that_kill_each_worker_are_named(played, tmp_path):
     lines[20] = "poison"
     (tmp_path / "a.txt").write_text("\n".join(lines))
     (tmp_path / "0.txt").write_text("good")
-    message = r"died 4 times while .*a\.txt, lines 21 to 22, was"
+    message = r"died 4 times at .*a\.txt, lines 21 to 22, perhaps"
     with pytest.raises(ValueError, match=message):
         answer(tmp_path, processes=2)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["0.txt"]
 
 
 def test_a_mistake_that_a_worker_finds_ends_all(played, tmp_path):
-    def call(worker, name, *arguments):
+    def call(worker, *message):
         raise ValueError("--num-best must be at most --num-beams.")
 
     played.setattr(PlayedProcess, "call", call)
@@ -104,14 +105,15 @@ def test_a_mistake_that_a_worker_finds_ends_all(played, tmp_path):
 def test_each_process_has_one_of_the_gpus_that_this_one_may_use(played, tmp_path, machine):
     machine(4)
     played.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    (tmp_path / "a.txt").write_text("good\n")
+    (tmp_path / "a.txt").write_text("good\n" * 60)
     answer(tmp_path)
-    assert sorted(answerer.gpu for answerer in PlayedProcess.begun) == ["1", "3"]
+    gpus = [environment["CUDA_VISIBLE_DEVICES"] for environment in PlayedProcess.environments]
+    assert sorted(gpus) == ["1", "3"]
     played.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    PlayedProcess.begun.clear()
-    (tmp_path / "b.txt").write_text("good\n")
+    PlayedProcess.environments.clear()
+    (tmp_path / "b.txt").write_text("good\n" * 60)
     answer(tmp_path, processes=2)
-    assert [answerer.gpu for answerer in PlayedProcess.begun] == [None, None]
+    assert PlayedProcess.environments == [{}, {}]
 
 
 def test_no_model_is_loaded_when_all_files_are_there(played, tmp_path):
