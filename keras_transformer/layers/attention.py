@@ -182,6 +182,26 @@ class MultiHeadAttention(
 
     causal = False  # whether no position attends to later ones, whatever the masks
     takes_bias = True  # whether `call` and `step` take an `attention_bias`
+    stepwise_methods = ("step", "attend_to")  # they compute step by step what `call` does
+
+    def __init_subclass__(cls, **kwargs):
+        """Checks that a subclass with another `call` has other steps, too.
+
+        One that overrides `call` or `step` takes no bias unless it says so.
+        """
+        super().__init_subclass__(**kwargs)
+        base = next(each for each in cls.__mro__[1:] if issubclass(each, MultiHeadAttention))
+        own = {name for each in cls.__mro__[: cls.__mro__.index(base)] for name in vars(each)}
+        missing = [name for name in cls.stepwise_methods if name not in own]
+        if "call" in own and missing:
+            raise ValueError(
+                f"An attention that overrides call must override {' and '.join(missing)}, too, so "
+                "that a decoder computes the same step by step. In an attention for encoders "
+                'alone, write stepwise_methods = (); without a source, stepwise_methods = ("step",'
+                f"). Received: class {cls.__name__}."
+            )
+        if own & {"call", "step"} and "takes_bias" not in own:
+            cls.takes_bias = False
 
     def __init__(
         self,

@@ -115,8 +115,7 @@ class TransformerBlock(TransformerLayer):
 
     causal = False  # whether no position attends to later ones
     attention_class = MultiHeadAttention  # without an `attention_pattern`
-    takes_bias = True  # whether a call takes an `attention_bias`
-    cached_methods = ()  # of the attention, which compute step by step what its `call` does
+    stepwise_methods = ()  # those that the block needs of its attention
 
     def create_parts(self):
         self._check_attention()
@@ -179,13 +178,11 @@ class TransformerBlock(TransformerLayer):
                 "class with keras.saving.register_keras_serializable(). "
                 f"Received: attention={own.__name__}."
             )
-        depth = _depth(own, "call")
-        missing = [name for name in self.cached_methods if _depth(own, name) > depth]
-        if missing:
+        if not set(self.stepwise_methods) <= set(own.stepwise_methods):
             raise ValueError(
-                f"An attention that overrides call must override {' and '.join(missing)}, too, so "
-                "that a decoder computes the same step by step. "
-                f"Received: attention={own.__name__}."
+                f"{type(self).__name__} needs an attention whose stepwise_methods are "
+                f"{' and '.join(self.stepwise_methods)}, for decoding. Received: "
+                f"attention={own.__name__} with stepwise_methods={own.stepwise_methods}."
             )
 
     def _check_pattern(self):
@@ -346,7 +343,7 @@ class TransformerStack(TransformerLayer):
         check_integer("num_layers", num_layers)
         self.num_layers = num_layers
         if position_bias is not None and (
-            attention_pattern is not None or not self.block_class.takes_bias
+            attention_pattern is not None or not self.block_class.attention_class.takes_bias
         ):
             raise ValueError(
                 "Sparse patterns and Transformer-XL have no position_bias. Received: "
@@ -368,8 +365,13 @@ class TransformerStack(TransformerLayer):
         self.blocks = tuple(
             self.block_class(**arguments, name=f"block_{index}") for index in range(num_layers)
         )
-        if position_bias is not None and self.attention is not None:
-            self._check_takes_bias()
+        own = self.attention
+        if position_bias is not None and own is not None and not own.takes_bias:
+            raise ValueError(
+                "With a position_bias, an attention that overrides call or step must accept "
+                "attention_bias there, and say so with takes_bias = True. "
+                f"Received: attention={own.__name__}."
+            )
         self.norm = None
         if normalize_first:  # the outputs of post-norm blocks are already normalised
             self.norm = create_norm(
@@ -379,17 +381,6 @@ class TransformerStack(TransformerLayer):
                 trainable=self.trainable and self.lora is None,
                 name="norm",
             )
-
-    def _check_takes_bias(self):
-        """Raises ValueError for a custom attention that takes no bias."""
-        own = self.attention
-        for method in ("call", "step")[: 1 + self.block_class.causal]:
-            if not own.takes_bias or _depth(own, method) < _depth(own, "takes_bias"):
-                raise ValueError(
-                    f"With a position_bias, an attention that overrides {method} must accept "
-                    "attention_bias there, and say so with takes_bias = True. "
-                    f"Received: attention={own.__name__}."
-                )
 
     def build_blocks(self, shapes):
         """Builds all parts for a list of shapes, which `build` of a subclass names for Keras."""
@@ -442,11 +433,6 @@ class TransformerStack(TransformerLayer):
     def get_config(self):
         own = {"num_layers": self.num_layers, "position_bias": self.position_bias}
         return {**super().get_config(), **own}
-
-
-def _depth(own, method):
-    """How many classes a class asks for a method before it finds it."""
-    return next(depth for depth, each in enumerate(own.__mro__) if method in vars(each))
 
 
 def registered_attention(attention):

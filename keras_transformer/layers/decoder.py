@@ -98,7 +98,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
         ValueError: if the width of the inputs cannot be divided by `num_heads`, or there are
             both an `attention_pattern` and an `attention_mask`; if there is a source in some
             calls only; for inputs or masks of another rank or width; as `EncoderBlock` for an
-            `attention`, also one that overrides `call` without `step` and `attend_to`.
+            `attention`, also one whose `stepwise_methods` lack `step` or `attend_to`.
 
     Examples:
         >>> block = DecoderBlock(num_heads=2, intermediate_dim=7)
@@ -107,7 +107,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
     """
 
     causal = True
-    cached_methods = ("step", "attend_to")
+    stepwise_methods = ("step", "attend_to")
 
     def create_parts(self):
         super().create_parts()

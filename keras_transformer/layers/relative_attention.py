@@ -61,7 +61,7 @@ class RelativeAttention(MultiHeadAttention):
     """
 
     causal = True
-    takes_bias = False
+    stepwise_methods = ("step",)  # it attends to no source
 
     def __init__(
         self,

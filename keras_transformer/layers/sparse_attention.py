@@ -59,6 +59,8 @@ class SparseAttention(MultiHeadAttention):
         (5, 11, 4)
     """
 
+    stepwise_methods = ("step",)  # it attends to no source
+
     def __init__(
         self,
         num_heads,

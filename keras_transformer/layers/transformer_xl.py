@@ -39,8 +39,7 @@ class TransformerXLBlock(TransformerBlock):
 
     causal = True
     attention_class = RelativeAttention
-    cached_methods = ("step",)
-    takes_bias = False
+    stepwise_methods = ("step",)
 
     def create_parts(self):
         if self.attention_pattern is not None:

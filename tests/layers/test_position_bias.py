@@ -192,6 +192,18 @@ def test_what_does_not_fit_is_refused():
             make()
 
 
+@pytest.mark.parametrize("name", ["call", "step"])
+def test_an_attention_that_overrides_what_takes_a_bias_says_whether_it_does(name):
+    other = {name: getattr(MultiHeadAttention, name), "stepwise_methods": ()}
+    silent = type("Silent", (MultiHeadAttention,), other)
+    further = type("Further", (silent,), {"weights_of": MultiHeadAttention.weights_of})
+    telling = type("Telling", (silent,), {**other, "takes_bias": True})
+    heir = type("Heir", (telling,), {"weights_of": MultiHeadAttention.weights_of})
+    keras.saving.register_keras_serializable(package="tests")(heir)
+    assert [each.takes_bias for each in (silent, further, telling, heir)] == [0, 0, 1, 1]
+    Encoder(1, num_heads=2, intermediate_dim=3, attention=heir, position_bias=BIASES["alibi"])
+
+
 def test_alibi_equals_keras_hub():
     """Theirs grows with the position of the source, which makes no difference to a softmax."""
     hub = pytest.importorskip("keras_hub").layers

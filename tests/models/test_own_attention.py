@@ -42,16 +42,14 @@ class AttentionToInputs(kt.MultiHeadAttention):
         return super().attend_to(query, keys, values, mask)
 
 
-@keras.saving.register_keras_serializable(package="own")
-class ForgottenSteps(kt.MultiHeadAttention):
+class Doubled:
     def call(self, query, value=None, key=None, **masks):
         return 2 * super().call(query, value, key, **masks)
 
 
 @keras.saving.register_keras_serializable(package="own")
-class StepsForgottenLater(AttentionToInputs):
-    def call(self, query, value=None, key=None, **masks):
-        return 2 * super().call(query, value, key, **masks)
+class ForEncoders(Doubled, kt.MultiHeadAttention):
+    stepwise_methods = ()
 
 
 @keras.saving.register_keras_serializable(package="own")
@@ -224,17 +222,13 @@ REFUSED = {
         {"attention": TemperatureAttention, **PATTERN},
         "Give one of the two. Received: attention=TemperatureAttention, attention_pattern={",
     ),
-    "a call without steps": (
-        {"attention": ForgottenSteps},
-        "overrides call must override step and attend_to, too.* Received: .*ForgottenSteps",
-    ),
-    "a call without steps, further up": (
-        {"attention": StepsForgottenLater},
-        "overrides call must override step and attend_to, too.* Received: .*StepsForgottenLater",
+    "one without steps": (
+        {"attention": ForEncoders},
+        r"DecoderBlock needs .* step and attend_to, for .* attention=ForEncoders with .*=\(\)",
     ),
     "Transformer-XL's": (
         {"attention": kt.RelativeAttention},
-        "must override attend_to, too.* Received: attention=RelativeAttention",
+        r"needs .* step and attend_to.* attention=RelativeAttention with .*=\('step',\)",
     ),
     "a pattern's": (
         {"attention": "SparseAttention"},
@@ -254,9 +248,33 @@ def test_what_cannot_be_decoded_or_saved_is_refused(case):
         kt.language_model(11, **TINY, **arguments)
 
 
-def test_transformer_xl_needs_a_relative_attention():
+CALL = {"call": Doubled.call}
+STEP = {"step": AttentionToInputs.step}
+WITHOUT_STEPS = {
+    "a call": ((kt.MultiHeadAttention,), CALL, "step and attend_to"),
+    "a mixin's call": ((Doubled, kt.MultiHeadAttention), {}, "step and attend_to"),
+    "a call over steps": ((AttentionToInputs,), CALL, "step and attend_to"),
+    "one of two": ((kt.MultiHeadAttention,), CALL | STEP, "attend_to"),
+    "Transformer-XL's": ((kt.RelativeAttention,), CALL, "step"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_STEPS)
+def test_a_call_without_its_steps_is_refused_when_the_class_is_made(case):
+    bases, own, missing = WITHOUT_STEPS[case]
+    expected = f"must override {missing}, too.*stepwise_methods = .* Received: class Forgetful"
+    with pytest.raises(ValueError, match=expected):
+        type("Forgetful", bases, dict(own))
+    type("WithoutSteps", bases, {**own, "stepwise_methods": ()})
+
+
+def test_transformer_xl_needs_a_relative_attention_with_steps():
     with pytest.raises(ValueError, match=r"subclass of RelativeAttention.* attention=Temperature"):
         kt.transformer_xl(11, 3, **TINY, attention=TemperatureAttention)
+    own = type("Stepless", (kt.RelativeAttention,), {**CALL, "stepwise_methods": ()})
+    keras.saving.register_keras_serializable(package="own")(own)
+    with pytest.raises(ValueError, match=r"XLBlock needs .* are step, .* attention=Stepless with"):
+        kt.transformer_xl(11, 3, **TINY, attention=own)
 
 
 def test_a_causal_attention_is_refused_where_all_positions_attend_to_all():
@@ -292,7 +310,7 @@ def test_returned_scores_must_be_recorded():
 
 
 def test_an_encoder_needs_no_steps():
-    block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention=ForgottenSteps)
+    block = kt.EncoderBlock(num_heads=2, intermediate_dim=7, attention=ForEncoders)
     assert block(normal(2, 5, 6)).shape == (2, 5, 6)
 
 

@@ -324,6 +324,8 @@ def test_further_arguments_of_the_attention_are_added_to_those_of_llama():
 
 def test_own_layers_need_not_know_the_new_arguments_of_a_call():
     class OwnAttention(kt.MultiHeadAttention):
+        stepwise_methods = ()
+
         def call(self, query, value=None, key=None, *, padding_mask=None, attention_mask=None,
                  training=None):  # fmt: skip
             return super().call(query, value, key, padding_mask=padding_mask, training=training)
