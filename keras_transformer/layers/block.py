@@ -180,9 +180,10 @@ class TransformerBlock(TransformerLayer):
             )
         if not set(self.stepwise_methods) <= set(own.stepwise_methods):
             raise ValueError(
-                f"{type(self).__name__} needs an attention whose stepwise_methods are "
-                f"{' and '.join(self.stepwise_methods)}, for decoding. Received: "
-                f"attention={own.__name__} with stepwise_methods={own.stepwise_methods}."
+                f"{type(self).__name__} decodes with {' and '.join(self.stepwise_methods)} of its "
+                "attention. Choose one that lists them in its stepwise_methods, or override them "
+                f"in yours and list them there. Received: attention={own.__name__} with "
+                f"stepwise_methods={own.stepwise_methods}."
             )
 
     def _check_pattern(self):

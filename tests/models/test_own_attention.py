@@ -224,11 +224,11 @@ REFUSED = {
     ),
     "one without steps": (
         {"attention": ForEncoders},
-        r"DecoderBlock needs .* step and attend_to, for .* attention=ForEncoders with .*=\(\)",
+        r"DecoderBlock decodes with step and attend_to .* attention=ForEncoders with .*=\(\)",
     ),
     "Transformer-XL's": (
         {"attention": kt.RelativeAttention},
-        r"needs .* step and attend_to.* attention=RelativeAttention with .*=\('step',\)",
+        r"decodes with step and attend_to.* attention=RelativeAttention with .*=\('step',\)",
     ),
     "a pattern's": (
         {"attention": "SparseAttention"},
@@ -273,7 +273,7 @@ def test_transformer_xl_needs_a_relative_attention_with_steps():
         kt.transformer_xl(11, 3, **TINY, attention=TemperatureAttention)
     own = type("Stepless", (kt.RelativeAttention,), {**CALL, "stepwise_methods": ()})
     keras.saving.register_keras_serializable(package="own")(own)
-    with pytest.raises(ValueError, match=r"XLBlock needs .* are step, .* attention=Stepless with"):
+    with pytest.raises(ValueError, match=r"XLBlock decodes with step of .* attention=Stepless"):
         kt.transformer_xl(11, 3, **TINY, attention=own)
 
 
