@@ -1,4 +1,4 @@
-"""For the reference: lists the arguments that a docstring leaves to that of another class."""
+"""For the reference: lists the arguments that a docstring or a stack leaves to another class."""
 
 import re
 
@@ -15,6 +15,11 @@ class FurtherArguments(griffe.Extension):
                 lambda found: arguments_of(docstrings[found[2]].value, first=found[1]),
                 docstring.value,
             )
+        blocks = pkg["layers.block"]
+        block, stack = blocks["TransformerLayer.__init__"], blocks["TransformerStack.__init__"]
+        own = [each for each in stack.parameters if each.name != "block_arguments"]
+        of_block = [each for each in block.parameters if each.name != "self"]
+        stack.parameters = griffe.Parameters(*own, *of_block)
 
 
 def classes_in(parent):
@@ -26,5 +31,5 @@ def classes_in(parent):
 
 def arguments_of(docstring, first):
     """The lines of an Args section, from one argument on."""
-    section = re.search(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)[1]
+    section = re.search(r"^Args:\n((?:    .*(?:\n|\Z))+)", docstring, re.MULTILINE)[1]
     return section[section.index(f"    {first}: ") :].rstrip()

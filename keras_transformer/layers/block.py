@@ -1,5 +1,7 @@
 """What all blocks and stacks of blocks share: their arguments, parts and config."""
 
+import inspect
+
 import keras
 from keras import ops
 
@@ -28,7 +30,45 @@ class NotRegistered(ValueError):
 class TransformerLayer(
     AttentionScoresMixin, InputChecksMixin, FrozenPartsMixin, LoRAMixin, keras.layers.Layer
 ):
-    """The arguments of all blocks and stacks, which `EncoderBlock` describes, and their config."""
+    """The arguments of all blocks and stacks, and their config.
+
+    Args:
+        num_heads: number of attention heads.
+        intermediate_dim: width inside the feed-forward network.
+        dropout: probability in [0, 1) of dropping an element of a sub-layer's output.
+        attention_dropout: the same for attention weights.
+        activation_dropout: the same for the activations of the feed-forward network.
+        activation: activation of the feed-forward network, any Keras activation.
+        normalize_first: whether to normalise the inputs of each sub-layer, instead of its sum with
+            the residual as in the paper.
+        attention: a registered subclass of `MultiHeadAttention`, such as `AdditiveAttention` or
+            your own, or its registered name; None for `MultiHeadAttention` itself. Blocks of
+            Transformer-XL take subclasses of `RelativeAttention` instead.
+        attention_pattern: for long sequences, the pattern and sizes of a `SparseAttention` that
+            replaces the dense self-attention, such as
+            {"pattern": "strided", "block_size": 64}; None for dense attention.
+        norm_epsilon: added to the variance by every normalisation.
+        remat: whether to recompute the activations of a block in the backward pass instead
+            of keeping them, which saves memory and costs a second forward pass.
+        key_dim: width of each head; None for the width of the inputs divided by `num_heads`.
+        use_bias: whether all projections add a bias; None for yes, except in the attention of
+            Transformer-XL, which has none in the paper.
+        kernel_initializer: initializer of every projection.
+        attention_arguments: further arguments of the attention by name, such as
+            {"num_key_value_heads": 2, "rotary": {"max_wavelength": 500000}} for
+            `MultiHeadAttention`, a dictionary that JSON can hold. An attention to a source, which
+            has positions of its own, does not take `rotary`.
+        gated: whether the feed-forward network is gated, as of `FeedForward`.
+        normalization: "layer", or "rms" for RMS normalisation.
+    """
+
+    def __init_subclass__(cls, **kwargs):
+        """Lists these arguments in the docstring of a subclass that refers to them."""
+        super().__init_subclass__(**kwargs)
+        reference = "num_heads: and all further arguments as for `TransformerLayer`."
+        if reference in (cls.__doc__ or ""):
+            arguments = TransformerLayer.__doc__.partition("Args:\n")[2].strip()
+            cls.__doc__ = cls.__doc__.replace(reference, arguments)
 
     def __init__(
         self,
@@ -80,25 +120,13 @@ class TransformerLayer(
         """Creates the layers of a block at the end of `__init__`; a stack has blocks instead."""
 
     def block_config(self):
+        """The arguments of a block by name, as JSON can hold them."""
         own = self.attention
         return {
-            "num_heads": self.num_heads,
-            "intermediate_dim": self.intermediate_dim,
-            "dropout": self.dropout,
-            "attention_dropout": self.attention_dropout,
-            "activation_dropout": self.activation_dropout,
+            **{name: getattr(self, name) for name in BLOCK_ARGUMENTS},
             "activation": keras.activations.serialize(self.activation),
-            "normalize_first": self.normalize_first,
             "attention": None if own is None else keras.saving.get_registered_name(own),
-            "attention_pattern": self.attention_pattern,
-            "norm_epsilon": self.norm_epsilon,
-            "remat": self.remat,
-            "key_dim": self.key_dim,
-            "use_bias": self.use_bias,
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "attention_arguments": self.attention_arguments,
-            "gated": self.gated,
-            "normalization": self.normalization,
         }
 
     def get_config(self):
@@ -108,6 +136,22 @@ class TransformerLayer(
     def from_config(cls, config):
         registered_attention(config.get("attention"))  # before Keras makes all errors one TypeError
         return super().from_config(config)
+
+
+# {name: parameter} of the arguments that a block declares and a stack hands on.
+BLOCK_ARGUMENTS = {
+    name: parameter
+    for name, parameter in inspect.signature(TransformerLayer.__init__).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
+
+
+def shows_block_arguments(init):
+    """A decorator: `help` shows the arguments of a block in place of `**block_arguments`."""
+    *own, others = inspect.signature(init).parameters.values()
+    others = others.replace(name="kwargs")  # those of Keras
+    init.__signature__ = inspect.Signature([*own, *BLOCK_ARGUMENTS.values(), others])
+    return init
 
 
 class TransformerBlock(TransformerLayer):
@@ -297,64 +341,23 @@ class TransformerStack(TransformerLayer):
 
     block_class = None  # set by a subclass
 
-    def __init__(
-        self,
-        num_layers,
-        *,
-        num_heads,
-        intermediate_dim,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        activation="relu",
-        normalize_first=True,
-        attention=None,
-        attention_pattern=None,
-        norm_epsilon=NORM_EPSILON,
-        remat=False,
-        key_dim=None,
-        use_bias=None,
-        kernel_initializer="glorot_uniform",
-        attention_arguments=None,
-        gated=False,
-        normalization="layer",
-        position_bias=None,
-        **kwargs,
-    ):
-        super().__init__(
-            num_heads=num_heads,
-            intermediate_dim=intermediate_dim,
-            dropout=dropout,
-            attention_dropout=attention_dropout,
-            activation_dropout=activation_dropout,
-            activation=activation,
-            normalize_first=normalize_first,
-            attention=attention,
-            attention_pattern=attention_pattern,
-            norm_epsilon=norm_epsilon,
-            remat=remat,
-            key_dim=key_dim,
-            use_bias=use_bias,
-            kernel_initializer=kernel_initializer,
-            attention_arguments=attention_arguments,
-            gated=gated,
-            normalization=normalization,
-            **kwargs,
-        )
+    @shows_block_arguments
+    def __init__(self, num_layers, *, position_bias=None, **block_arguments):
+        super().__init__(**block_arguments)
         check_integer("num_layers", num_layers)
         self.num_layers = num_layers
         if position_bias is not None and (
-            attention_pattern is not None or not self.block_class.attention_class.takes_bias
+            self.attention_pattern is not None or not self.block_class.attention_class.takes_bias
         ):
             raise ValueError(
                 "Sparse patterns and Transformer-XL have no position_bias. Received: "
-                f"position_bias={position_bias}, attention_pattern={attention_pattern} for "
+                f"position_bias={position_bias}, attention_pattern={self.attention_pattern} for "
                 f"{type(self).__name__}."
             )
         self.position_bias = position_bias
         self.shared_bias = create_position_bias(
             position_bias,
-            num_heads=num_heads,
+            num_heads=self.num_heads,
             causal=self.block_class.causal,
             trainable=self.trainable and self.lora is None,
             dtype=self.dtype_policy,
@@ -374,10 +377,10 @@ class TransformerStack(TransformerLayer):
                 f"Received: attention={own.__name__}."
             )
         self.norm = None
-        if normalize_first:  # the outputs of post-norm blocks are already normalised
+        if self.normalize_first:  # the outputs of post-norm blocks are already normalised
             self.norm = create_norm(
-                normalization,
-                norm_epsilon,
+                self.normalization,
+                self.norm_epsilon,
                 dtype=self.dtype_policy,
                 trainable=self.trainable and self.lora is None,
                 name="norm",

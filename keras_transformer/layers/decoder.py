@@ -75,7 +75,7 @@ class DecoderBlock(SourceCallMixin, TransformerBlock):
     pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
 
     Args:
-        num_heads: and all further arguments as for `EncoderBlock`.
+        num_heads: and all further arguments as for `TransformerLayer`.
 
     Call arguments:
         inputs: (batch, target, dim).
@@ -227,7 +227,8 @@ class Decoder(SourceCallMixin, TransformerStack):
 
     Args:
         num_layers: number of blocks, at least 1.
-        num_heads: and all further arguments as for `Encoder`.
+        num_heads: and all further arguments as for `TransformerLayer`.
+        position_bias: as for `Encoder`.
 
     Call arguments:
         As for `DecoderBlock`.

@@ -14,33 +14,7 @@ class EncoderBlock(TransformerBlock):
     pre-norm: Xiong et al. 2020 (https://arxiv.org/abs/2002.04745).
 
     Args:
-        num_heads: number of attention heads.
-        intermediate_dim: width inside the feed-forward network.
-        dropout: probability in [0, 1) of dropping an element of a sub-layer's output.
-        attention_dropout: the same for attention weights.
-        activation_dropout: the same for the activations of the feed-forward network.
-        activation: activation of the feed-forward network, any Keras activation.
-        normalize_first: whether to normalise the inputs of each sub-layer, instead of its sum with
-            the residual as in the paper.
-        attention: a registered subclass of `MultiHeadAttention`, such as `AdditiveAttention` or
-            your own, or its registered name; None for `MultiHeadAttention` itself. Blocks of
-            Transformer-XL take subclasses of `RelativeAttention` instead.
-        attention_pattern: for long sequences, the pattern and sizes of a `SparseAttention` that
-            replaces the dense self-attention, such as
-            {"pattern": "strided", "block_size": 64}; None for dense attention.
-        norm_epsilon: added to the variance by every normalisation.
-        remat: whether to recompute the activations of a block in the backward pass instead
-            of keeping them, which saves memory and costs a second forward pass.
-        key_dim: width of each head; None for the width of the inputs divided by `num_heads`.
-        use_bias: whether all projections add a bias; None for yes, except in the attention of
-            Transformer-XL, which has none in the paper.
-        kernel_initializer: initializer of every projection.
-        attention_arguments: further arguments of the attention by name, such as
-            {"num_key_value_heads": 2, "rotary": {"max_wavelength": 500000}} for
-            `MultiHeadAttention`, a dictionary that JSON can hold. An attention to a source, which
-            has positions of its own, does not take `rotary`.
-        gated: whether the feed-forward network is gated, as of `FeedForward`.
-        normalization: "layer", or "rms" for RMS normalisation.
+        num_heads: and all further arguments as for `TransformerLayer`.
 
     Call arguments:
         inputs: (batch, length, dim).
@@ -100,7 +74,7 @@ class Encoder(TransformerStack):
 
     Args:
         num_layers: number of blocks, at least 1.
-        num_heads: and all further arguments as for `EncoderBlock`.
+        num_heads: and all further arguments as for `TransformerLayer`.
         position_bias: the arguments of a bias by distance that all blocks share, a dictionary with
             the type "t5" for those of `RelativePositionBias`, or "alibi"; None for none.
 

@@ -14,7 +14,7 @@ class TransformerXLBlock(TransformerBlock):
     Source: Dai et al. 2019, section 3.3 (https://arxiv.org/abs/1901.02860).
 
     Args:
-        num_heads: and all further arguments as for `EncoderBlock`.
+        num_heads: and all further arguments as for `TransformerLayer`.
 
     Call arguments:
         inputs: (batch, target, dim), dim even.
@@ -29,7 +29,8 @@ class TransformerXLBlock(TransformerBlock):
         Same shape as `inputs`.
 
     Raises:
-        ValueError: if the width of the inputs is odd or cannot be divided by `num_heads`.
+        ValueError: if the width of the inputs is odd or cannot be divided by `num_heads`; for an
+            `attention_pattern`.
 
     Examples:
         >>> block = TransformerXLBlock(num_heads=2, intermediate_dim=7)
@@ -93,7 +94,8 @@ class TransformerXL(TransformerStack):
 
     Args:
         num_layers: number of blocks, at least 1.
-        num_heads: and all further arguments as for `EncoderBlock`.
+        num_heads: and all further arguments as for `TransformerLayer`.
+        position_bias: None; the attention sees distances.
 
     Call arguments:
         inputs: (batch, target, dim), dim even.
@@ -108,7 +110,7 @@ class TransformerXL(TransformerStack):
         to the call for the next segment.
 
     Raises:
-        ValueError: if `num_layers` is below 1.
+        ValueError: if `num_layers` is below 1; for an `attention_pattern` or a `position_bias`.
 
     Examples:
         >>> stack = TransformerXL(num_layers=3, num_heads=2, intermediate_dim=7)

@@ -180,11 +180,9 @@ def bert(
         pooler_activation: of the layer above the vector of [CLS]; DistilBERT has "relu".
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
-            intermediate_dim, num_heads), or pass further arguments to the blocks, which
-            `EncoderBlock` describes (dropout and attention_dropout, 0.1 each; activation, "gelu";
-            normalize_first, False; norm_epsilon, 1e-12; activation_dropout, attention,
-            attention_pattern, remat, key_dim, use_bias, kernel_initializer,
-            attention_arguments, gated, normalization, dtype).
+            intermediate_dim, num_heads), or are the dtype or further arguments of `Encoder`,
+            except for a position_bias, with other defaults: dropout and attention_dropout, 0.1
+            each; activation, "gelu"; normalize_first, False; norm_epsilon, 1e-12.
 
     Returns:
         A `BertModel`. Inputs: a dictionary of `token_ids`, 0 for padding, and

@@ -165,10 +165,8 @@ def language_model(
         logit_soft_cap: limits the logits, as of `SoftCap`; None for no limit.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
-            `EncoderBlock` describes (attention, attention_pattern, attention_dropout,
-            activation_dropout, activation, normalize_first, norm_epsilon, remat, key_dim,
-            use_bias, kernel_initializer, attention_arguments, gated, normalization, dtype).
+            intermediate_dim, num_heads, dropout), or are the dtype or further arguments of
+            `Decoder`.
 
     Returns:
         A `LanguageModel`. Input: `token_ids`, integers (batch, length). Output:

@@ -245,10 +245,8 @@ def translation(
         num_decoder_layers: number of blocks of the decoder; None for num_layers, as the encoder.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout), or pass further arguments to the blocks, which
-            `EncoderBlock` describes (attention, attention_pattern, attention_dropout,
-            activation_dropout, activation, normalize_first, norm_epsilon, remat, key_dim,
-            use_bias, kernel_initializer, attention_arguments, gated, normalization, dtype).
+            intermediate_dim, num_heads, dropout), or are the dtype or further arguments of
+            `Encoder` and `Decoder`.
 
     Returns:
         A `TranslationModel`. Inputs: a dictionary of `source_ids` (batch, source) and

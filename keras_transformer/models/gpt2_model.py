@@ -38,11 +38,8 @@ def gpt2(
         max_sequence_length: number of positions, in tokens.
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim, intermediate_dim,
-            num_heads, dropout, attention_dropout), or pass further arguments to the blocks, which
-            `EncoderBlock` describes (attention, attention_pattern, activation_dropout, activation,
-            normalize_first, norm_epsilon, remat, key_dim, use_bias, kernel_initializer,
-            attention_arguments, gated, normalization, dtype), or `packed`, `tie_output` and
-            `logit_soft_cap` to `language_model`.
+            num_heads, dropout, attention_dropout), or are the dtype or further arguments of
+            `Decoder`, or `packed`, `tie_output` and `logit_soft_cap` of `language_model`.
 
     Returns:
         A `LanguageModel`. Input: `token_ids`, integers (batch, length), all of them

@@ -254,11 +254,8 @@ def transformer_xl(
             None if all text is one document.
         name: of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim,
-            intermediate_dim, num_heads, dropout, memory_length in tokens), or pass further
-            arguments to the blocks, which `EncoderBlock` describes (attention, a subclass of
-            `RelativeAttention`; attention_dropout; activation_dropout, which defaults to
-            `dropout`; activation, normalize_first, norm_epsilon, remat, key_dim, use_bias,
-            kernel_initializer, attention_arguments, gated, normalization, dtype).
+            intermediate_dim, num_heads, dropout, memory_length in tokens), or are the dtype or
+            further arguments of `TransformerXL`; activation_dropout defaults to `dropout`.
 
     Returns:
         A `TransformerXLModel`. Input: `token_ids` (batch, length), integers, 0 for padding.

@@ -1,6 +1,9 @@
 """What an editor shows of a public layer, and what its blocks pass on."""
 
 import inspect
+import pathlib
+import pydoc
+import re
 
 import keras
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 
 from keras_transformer import layers
 
+ROOT = pathlib.Path(__file__).parents[2]
 SEED = 7
 REQUIRED = {
     "num_heads": 2, "intermediate_dim": 7, "num_layers": 1, "pattern": "local", "block_size": 3,
@@ -34,6 +38,43 @@ def test_every_argument_of_a_layer_is_named(name):
     config = layer_class(**{key: REQUIRED[key] for key in needed if key != "kwargs"}).get_config()
     of_keras = set(keras.layers.Layer().get_config())
     assert set(config) - of_keras == set(parameters) - {"kwargs"}
+
+
+BLOCKS = "EncoderBlock DecoderBlock TransformerXLBlock Encoder Decoder TransformerXL".split()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_help_describes_every_argument_of_blocks_and_stacks(name):
+    layer_class = getattr(layers, name)
+    signature = inspect.signature(layer_class)
+    assert f"{name}{signature}" in pydoc.render_doc(layer_class, renderer=pydoc.plaintext)
+    described = re.findall(r"^    (\w+): ", arguments_in(layer_class), re.MULTILINE)
+    assert {*described, "kwargs"} == set(signature.parameters)
+    assert arguments_in(layers.EncoderBlock) in arguments_in(layer_class)
+
+
+def arguments_in(layer_class):
+    """The Args section of a docstring."""
+    return inspect.getdoc(layer_class).partition("Args:\n")[2].partition("\n\n")[0]
+
+
+@pytest.mark.parametrize("name", ["Encoder", "Decoder", "TransformerXL"])
+def test_a_stack_names_the_argument_that_it_does_not_know(name):
+    sizes = {"num_heads": 2, "intermediate_dim": 7}
+    with pytest.raises(ValueError, match=f"passed to {name}: .*'droput': 0.5"):
+        getattr(layers, name)(1, **sizes, droput=0.5)
+
+
+@pytest.mark.oracle
+def test_the_reference_shows_what_help_shows():
+    griffe = pytest.importorskip("griffe")
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "further_arguments.py"))
+    package = griffe.load("keras_transformer", search_paths=[ROOT], extensions=extensions)
+    for name in BLOCKS:
+        shown, layer_class = package[f"layers.{name}"].final_target, getattr(layers, name)
+        assert shown.docstring.value == inspect.getdoc(layer_class)
+        _, *parameters = shown.all_members["__init__"].parameters
+        assert [each.name for each in parameters] == [*inspect.signature(layer_class).parameters]
 
 
 @pytest.mark.parametrize("name", layers.__all__)
