@@ -170,8 +170,10 @@ class CompileMixin:
         config = super().get_compile_config()
         if not config:
             return config
+        # No defaults: Keras compiles a clone of some subclasses with its own `compile`.
         for name in ("clip_norm", "accumulation_steps", "ema_momentum", "r_drop"):
-            config[name] = getattr(self._step, name)
+            if (value := getattr(self._step, name)) != getattr(StepSettings, name):
+                config[name] = value
         if ON_TENSORFLOW:
             has_scale = self._step.loss_scale is not None
             config["auto_scale_loss"] = has_scale or not computes_in_float16(self)
