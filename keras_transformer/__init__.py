@@ -54,6 +54,7 @@ from keras_transformer.ops import (
 )
 from keras_transformer.training import (
     Adam,
+    FunctionalModel,
     InverseSqrtWarmup,
     Model,
     Perplexity,
@@ -75,6 +76,7 @@ __all__ = [
     "Encoder",
     "EncoderBlock",
     "FeedForward",
+    "FunctionalModel",
     "InverseSqrtWarmup",
     "Model",
     "MultiHeadAttention",

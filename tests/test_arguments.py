@@ -34,6 +34,7 @@ WITH_MANY = {
         for name in layers.__all__
         if issubclass(getattr(layers, name), layers.MultiHeadAttention)
     },
+    "training.FunctionalModel.evaluate": "by which Keras validates",
     "training.Model.evaluate": "by which Keras validates",
     **{
         f"models.{name}": "the dimensions of a size"

@@ -6,7 +6,7 @@ from keras_transformer.layers.checks import check_arguments
 from keras_transformer.ops.attention import append_to_cache
 from keras_transformer.ops.masks import beam_mask, causal_mask, combine_masks
 from keras_transformer.ops.positions import segment_mask
-from keras_transformer.training.model import FUNCTIONAL, Model
+from keras_transformer.training.model import FunctionalModel
 
 
 class Part(property):
@@ -24,7 +24,7 @@ class Part(property):
         super().__init__(find)
 
 
-class TextModel(Model, FUNCTIONAL):
+class TextModel(FunctionalModel):
     """A functional Keras model of this library, whose parts are attributes.
 
     It composes, trains and saves like every functional model: its config is that of its layers, so

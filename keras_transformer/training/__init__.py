@@ -4,11 +4,12 @@ import keras
 
 from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
 from keras_transformer.training.metrics import Perplexity, TokenAccuracy
-from keras_transformer.training.model import Model
+from keras_transformer.training.model import FunctionalModel, Model
 from keras_transformer.training.optimizers import Adam, InverseSqrtWarmup
 
 __all__ = [
     "Adam",
+    "FunctionalModel",
     "InverseSqrtWarmup",
     "Model",
     "Perplexity",

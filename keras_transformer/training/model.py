@@ -1,7 +1,5 @@
 """The library's `keras.Model`: `compile` and `fit` as in Keras, with an exact train step."""
 
-import functools
-
 import keras
 
 if keras.backend.backend() == "tensorflow":
@@ -45,10 +43,6 @@ else:
                 self.optimizer.build(self.trainable_variables)
 
 
-# Keras's class of functional models, of which none is made: layers would fix the dtype policy.
-FUNCTIONAL = type(keras.Model.__new__(keras.Model, inputs=None, outputs=None))
-
-
 @keras.saving.register_keras_serializable(package="keras_transformer")
 class Model(OwnStep, keras.Model):
     """A Keras model whose train step is the same on any number of replicas.
@@ -78,8 +72,9 @@ class Model(OwnStep, keras.Model):
     distributed or on a GPU, for a `keras.utils.PyDataset`, and on JAX. There, with XLA or on a GPU,
     the vector of such an id is NaN, and so is the loss.
 
-    Create it from inputs and outputs, or subclass it with a `call`. Several replicas,
-    `accumulation_steps` and `ema_momentum` need a model that is built before `compile`.
+    `Model(inputs, outputs)` returns a `FunctionalModel`; subclass that one, or `Model` with a
+    `call`. Several replicas, `accumulation_steps` and `ema_momentum` need a model that is built
+    before `compile`.
 
     With `jit_compile`, XLA compiles the forward and the backward pass in each replica, under any
     strategy; sums over replicas and the optimizer stay outside. The default, "auto", compiles on
@@ -112,32 +107,48 @@ class Model(OwnStep, keras.Model):
         ['loss']
     """
 
+    def __new__(cls, *args, **kwargs):
+        if cls is Model and is_functional(args, kwargs):
+            cls = FunctionalModel
+        return super().__new__(cls)
+
     def __init__(self, *args, **kwargs):
-        is_functional = len(args) == 2 or (len(args) == 1 and "outputs" in kwargs)
-        if is_functional or {"inputs", "outputs"} <= kwargs.keys():
-            self.__class__ = _functional(type(self))
-            FUNCTIONAL.__init__(self, *args, **kwargs)
-        else:
-            super().__init__(*args, **kwargs)
-
-    def __reduce__(self):  # for pickle, which finds classes by their names
-        unpickle, arguments = super().__reduce__()  # a method of a class without a name
-        return getattr(Model, unpickle.__name__), arguments
+        # Keras would make `Model` itself functional, and no subclass with a `call` could follow.
+        if is_functional(args, kwargs) and not isinstance(self, FunctionalModel):
+            raise ValueError(
+                "Only a functional model has inputs and outputs. Subclass kt.FunctionalModel "
+                f"instead of kt.Model. Received: inputs and outputs of {type(self).__name__}."
+            )
+        super().__init__(*args, **kwargs)
 
 
-@functools.cache
-def _functional(cls):
-    """A subclass of both a model class and Keras's functional models.
+# Keras exports no name for its functional class. `__new__` alone initialises nothing, so the dtype
+# policy may still be set.
+@keras.saving.register_keras_serializable(package="keras_transformer")
+class FunctionalModel(Model, type(keras.Model.__new__(keras.Model, inputs=None, outputs=None))):
+    """A `Model` of the graph between its inputs and outputs.
 
-    Keras would change the bases of the class itself, after which no subclass of `Model` with a
-    `call` could be created.
+    `Model(inputs, outputs)` returns one. Subclass it to override a method of such a model.
+
+    Args:
+        inputs: symbolic tensors from `keras.Input`, in a nest of any structure.
+        outputs: symbolic tensors computed from them, in a nest of any structure.
+        name: name of the model, a string; None for a name that Keras chooses.
+
+    Raises:
+        ValueError: if the inputs or outputs are not symbolic tensors.
+
+    Examples:
+        >>> class Halved(FunctionalModel):
+        ...     def call(self, inputs, training=None, mask=None):
+        ...         return super().call(inputs, training, mask) / 2
+        >>> inputs = keras.Input((3,))
+        >>> float(Halved(inputs, 4 * inputs)(keras.ops.ones((1, 3)))[0, 0])
+        2.0
     """
-    if issubclass(cls, FUNCTIONAL):
-        return cls
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    functional = type(cls.__name__, (cls, FUNCTIONAL), names)
-    registered = keras.saving.get_registered_name(cls)
-    if registered != cls.__name__:
-        package, _, name = registered.rpartition(">")
-        keras.saving.register_keras_serializable(package, name)(functional)
-    return functional
+
+
+def is_functional(args, kwargs):
+    """Whether a model's arguments are inputs and outputs, told apart as by `keras.Model`."""
+    has_inputs = len(args) == 1 or "inputs" in kwargs
+    return len(args) == 2 or (has_inputs and "outputs" in kwargs)

@@ -52,6 +52,7 @@ layers/test_blocks::test_encoder_and_its_scores_equal_numpy
 layers/test_blocks::test_decoder_and_its_scores_equal_numpy
 layers/test_blocks::test_cached_steps_equal_one_pass_with_embedded_and_positioned_tokens
 layers/test_transformer_xl::test_outputs_memories_and_scores_equal_numpy
+training/test_subclasses
 """.split()
 # What is JAX's own, and models; of training, all that is not TensorFlow's own step.
 ON_JAX = """

@@ -5,6 +5,7 @@ import pytest
 from keras_transformer.layers.embedding import TokenEmbedding
 from keras_transformer.training import (
     Adam,
+    FunctionalModel,
     InverseSqrtWarmup,
     Model,
     Perplexity,
@@ -241,7 +242,8 @@ def test_the_steps_of_tensorflow_and_jax_refuse_the_same(settings, message):
         pytest.skip("Keras's own step")
     optimizer = keras.optimizers.SGD(0.1, **settings.get("optimizer", {}))
     methods = {name: lambda self, *args, **kwargs: None for name in settings if "compute" in name}
-    kind = type("Mine", (Model,), methods)
+    base = Model if "unbuilt" in settings else FunctionalModel
+    kind = type("Mine", (base,), methods)
     inputs = keras.Input((3,))
     hidden = keras.layers.BatchNormalization()(inputs) if "norm" in settings else inputs
     outputs = keras.layers.Dense(2, dtype=settings.get("dtype"), name="out")(hidden)

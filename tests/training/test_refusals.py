@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from keras_transformer.training import Model, TokenCrossentropy
+from keras_transformer.training import FunctionalModel, Model, TokenCrossentropy
 
 from .conftest import IDS, LABELS, language_model, needs_tensorflow, pair_of_models, rows
 from .drawn_steps import Squares
@@ -63,7 +63,7 @@ def test_several_outputs_are_refused():
 
 @pytest.mark.parametrize("method", ["compute_loss", "compute_metrics"])
 def test_methods_that_the_step_does_not_call_cannot_be_overridden(method):
-    kind = type("Mine", (Model,), {method: lambda self, *args, **kwargs: None})
+    kind = type("Mine", (FunctionalModel,), {method: lambda self, *args, **kwargs: None})
     inputs = keras.Input((3,))
     with pytest.raises(ValueError, match=rf"cannot include a custom {method}\. .*Received: Mine"):
         kind(inputs, keras.layers.Dense(2)(inputs)).compile("sgd", "mse")
