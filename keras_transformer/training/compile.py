@@ -251,19 +251,14 @@ def is_wrapped(optimizer):
 
 def check_optimizer(optimizer):
     """Raises for settings of an optimizer that `compile` has."""
-    if is_wrapped(optimizer):
-        if not ON_TENSORFLOW:
-            return  # on JAX it scales the loss, and clips what `clip_norm` would see too large
+    if is_wrapped(optimizer) and not ON_TENSORFLOW:
+        return  # on JAX it scales the loss, and clips what `clip_norm` would see too large
+    factor = getattr(optimizer, "loss_scale_factor", None)
+    if ON_TENSORFLOW and (is_wrapped(optimizer) or factor is not None):
         raise ValueError(
             "The exact train step itself scales the loss of models in float16; an optimizer would "
-            "look at one replica only. Pass the inner optimizer to compile. "
-            "Received: a LossScaleOptimizer."
-        )
-    if ON_TENSORFLOW and getattr(optimizer, "loss_scale_factor", None) is not None:
-        raise ValueError(
-            "The exact train step itself scales the loss of models in float16. Leave "
-            "loss_scale_factor out. "
-            f"Received: loss_scale_factor={optimizer.loss_scale_factor}."
+            "look at one replica only. Pass the inner optimizer to compile, without "
+            f"loss_scale_factor. Received: {type(optimizer).__name__}, loss_scale_factor={factor}."
         )
     for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
         value = getattr(optimizer, name, None)

@@ -283,7 +283,7 @@ def test_models_can_be_pickled():
         (
             lambda: [keras.layers.Dense(2)],
             {"optimizer": {"loss_scale_factor": 64.0}},
-            "itself scales the loss of models in float16.*Received: loss_scale_factor=64.0",
+            "itself scales the loss of models in float16.*Received: SGD, loss_scale_factor=64.0",
         ),
         (lambda: [keras.layers.Dense(2)], {"loss": "crossentropy"}, "Name the cross-entropy"),
     ],
