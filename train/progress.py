@@ -13,7 +13,7 @@ import keras
 import numpy as np
 
 from keras_transformer.files import atomic_path, check_writable
-from keras_transformer.training.step_state import batches_taken
+from keras_transformer.training.optimizers import batches_taken
 
 LINE_EVERY = 100  # steps
 

@@ -12,7 +12,7 @@ from keras_transformer.files import atomic_path
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.internals import loss_tracker
 from keras_transformer.training.losses import TokenCrossentropy
-from keras_transformer.training.step_state import batches_taken
+from keras_transformer.training.optimizers import batches_taken
 
 
 class LateLogs(keras.callbacks.CallbackList):

@@ -22,13 +22,14 @@ from keras_transformer.arguments import check_integer
 from keras_transformer.training import checkpoint_files as files
 from keras_transformer.training.callbacks import check_finite
 from keras_transformer.training.distribution import (
+    carried_variables,
     check_workers_agree,
     checksum,
     from_all_workers,
     has_workers,
     this_worker,
 )
-from keras_transformer.training.step_state import batches_taken, carried_variables
+from keras_transformer.training.optimizers import batches_taken
 
 STEPS_BETWEEN_STOP_CHECKS = 10  # how often workers ask each other whether one must stop
 

@@ -13,22 +13,22 @@ import keras
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.training import internals
 from keras_transformer.training.consistency import Consistency
+from keras_transformer.training.distribution import (
+    DropoutSeeds,
+    carried_variables,
+    check_devices,
+    gpu_models,
+)
 from keras_transformer.training.internals import ON_TENSORFLOW
 from keras_transformer.training.logits import check_take_logits
-from keras_transformer.training.loss_sums import resolve_loss, single_loss
-from keras_transformer.training.losses import TokenCrossentropy
-from keras_transformer.training.step_state import (
-    DropoutSeeds,
-    LossScale,
-    MovingAverage,
-    carried_variables,
-)
+from keras_transformer.training.losses import TokenCrossentropy, resolve_loss, single_loss
+from keras_transformer.training.metrics import is_token_sum
+from keras_transformer.training.optimizers import LossScale, MovingAverage
+from keras_transformer.training.projected_loss import ProjectedLoss, find_projection
+from keras_transformer.training.whole_loss import WholeLoss
 
 if ON_TENSORFLOW:
     import tensorflow as tf
-
-    from keras_transformer.training.distribution import check_devices, gpu_models
-    from keras_transformer.training.step_sums import Objective, is_token_sum
 
 REFUSED_OPTIMIZER_SETTINGS = {
     "clipnorm": "clip_norm",
@@ -56,8 +56,15 @@ class StepSettings:
     dropout_seeds: DropoutSeeds | None = None
     r_drop: float | None = None
     consistency: Consistency | None = None  # of r_drop
-    objective: "Objective | None" = None  # on TensorFlow
-    loss_scale: LossScale | None = None  # on TensorFlow; on JAX the optimizer scales the loss
+    # On TensorFlow; on JAX the optimizer scales the loss.
+    loss_scale: LossScale | None = None
+    whole_loss: WholeLoss | None = None
+    projected_loss: ProjectedLoss | None = None
+
+    def loss_from(self, sample_weight):
+        """What sums the losses of a batch: projected where that is possible, otherwise whole."""
+        is_whole = self.projected_loss is None or sample_weight is not None
+        return self.whole_loss if is_whole else self.projected_loss
 
 
 class CompileMixin:
@@ -138,7 +145,7 @@ class CompileMixin:
             if self.built and not self.optimizer.built:
                 self.optimizer.build(self.trainable_variables)
 
-        average = objective = loss_scale = None
+        average = loss_scale = whole_loss = projected_loss = None
         if ema_momentum is not None:
             check_widths(self.trainable_variables)
             average = MovingAverage(self.trainable_variables, ema_momentum)
@@ -146,10 +153,12 @@ class CompileMixin:
             warn_of_float16_on_cpus()
             loss_scale = LossScale()
         if ON_TENSORFLOW:
-            needs_logits = scales_loss or overrides(self, "call")
-            objective = Objective(
-                self, summed_loss, loss_weight, token_metrics, needs_logits, consistency
-            )
+            whole_loss = WholeLoss(self, [(summed_loss, loss_weight)], token_metrics, consistency)
+            # A `call` may differ from the model's graph; a backward pass is scaled from the logits.
+            needs_logits = token_metrics is None or scales_loss or overrides(self, "call")
+            if not needs_logits and (projection := find_projection(self, summed_loss)):
+                settings = token_metrics, projection, consistency
+                projected_loss = ProjectedLoss(self, summed_loss, *settings)
         self._step = StepSettings(
             loss=summed_loss,
             loss_weight=loss_weight,
@@ -161,8 +170,9 @@ class CompileMixin:
             dropout_seeds=DropoutSeeds(self),
             r_drop=r_drop,
             consistency=consistency,
-            objective=objective,
             loss_scale=loss_scale,
+            whole_loss=whole_loss,
+            projected_loss=projected_loss,
         )
 
     def get_compile_config(self):

@@ -17,13 +17,12 @@ from keras import ops
 
 from keras_transformer.arguments import check_number
 from keras_transformer.training import internals
+from keras_transformer.training.distribution import DropoutSeeds, carried_variables
 from keras_transformer.training.losses import TokenCrossentropy
-from keras_transformer.training.step_state import DropoutSeeds, carried_variables
+from keras_transformer.training.whole_loss import loss_sums
 
 if internals.ON_TENSORFLOW:
     import tensorflow as tf
-
-    from keras_transformer.training.loss_sums import loss_sums
 
 EPSILON = 1e-7  # the least probability, as in Keras's cross-entropies
 LOSSES = (  # from what is known to be the outputs of one of them, there are probabilities
@@ -131,17 +130,16 @@ class Consistency:
         losses = self._loss.call(labels, first) + self._loss.call(labels, second)
         return (losses + self.weight * self.divergence(first, second)) / 2
 
-    def loss_sums(self, labels, outputs, sample_weight):
-        """What `loss_sums` gives for one view, on TensorFlow; the outputs are those of both."""
-        first, second = self.pair(outputs)
+    def loss_sums(self, labels, first, second, sample_weight):
+        """The `LossSums` of both views, on TensorFlow."""
         one, other = (loss_sums(self._loss, labels, v, sample_weight) for v in (first, second))
         if isinstance(self._loss, TokenCrossentropy):
             weights = self._loss.weights(labels, sample_weight)
             apart = tf.reduce_sum(self.divergence(first, second) * weights)
         else:
-            apart = loss_sums(DivergenceLoss(self), first, second, sample_weight)[0]
-        weight = tf.cast(self.weight, one[0].dtype)
-        return (one[0] + other[0] + weight * tf.cast(apart, one[0].dtype)) / 2, *one[1:]
+            apart = loss_sums(DivergenceLoss(self), first, second, sample_weight).loss
+        weight, apart = (tf.cast(each, one.loss.dtype) for each in (self.weight, apart))
+        return one._replace(loss=(one.loss + other.loss + weight * apart) / 2)
 
     def mean_divergence(self, labels, first, second, sample_weight):
         """The divergences of a batch, reduced as the loss is; a scalar."""

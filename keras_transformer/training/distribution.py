@@ -1,4 +1,4 @@
-"""Which devices and machines train a model, and how workers check that they agree.
+"""The devices and workers that train a model, and what each replica has of its own.
 
 A worker is one training process, with one replica of the model on each of its devices.
 Worker 0 is the chief; only the chief writes files.
@@ -17,6 +17,7 @@ from keras_transformer.training.internals import ON_TENSORFLOW, workers_on_split
 if ON_TENSORFLOW:
     import tensorflow as tf
 
+SEED_STRIDE = 1_000_003  # between the seeds of two replicas; a prime
 STRATEGIES = ("auto", "one", "mirrored", "multiworker")
 
 
@@ -160,6 +161,55 @@ def checksum(arrays):
     for array in arrays:
         total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8), total)
     return total
+
+
+class DropoutSeeds:
+    """The random state of a model's dropout, different on each replica.
+
+    Keras mirrors the state, so all replicas would drop the same units. A state is a pair of seed
+    and counter; here the replica that gets part i of each batch adds i times a stride to its
+    seed. Checkpoints hold the state for part 0, which is that of a single device. On JAX there
+    are no replicas: all devices share the state.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._strategy = model.distribute_strategy
+
+    @property
+    def variables(self):
+        """Keras variables of the states; looked up each time, as a model may be built late."""
+        return [v for v in self._model.variables if "seed_generator" in v.path]
+
+    def spread(self):
+        """Sets the seeds of this worker's replicas. Idempotent."""
+        if not ON_TENSORFLOW or self._strategy.num_replicas_in_sync == 1:
+            return
+        worker = this_worker(self._strategy)
+        for variable in self.variables:
+            copies = _copies(variable)
+            # Another model with these layers, or this one compiled before, may have spread it.
+            seed, first = int(copies[0].numpy()[0]), getattr(variable, "first_seed", None)
+            if first is None or seed != first + worker.index * SEED_STRIDE:
+                variable.first_seed = first = seed
+            for place, copy in enumerate(copies):
+                part = place * worker.count + worker.index  # TensorFlow deals parts in turn
+                counter = copy.numpy()[1]
+                copy.assign(tf.constant([first + part * SEED_STRIDE, counter], copy.dtype))
+
+
+def carried_variables(model):
+    """The variables in which a model carries state from batch to batch, such as a memory.
+
+    Each replica has its own, for its own rows: those on all of this worker's devices are listed.
+    """
+    carried = [v for v in model.variables if v.synchronization == "on_read"]
+    return [copy for variable in carried for copy in _copies(variable)]
+
+
+def _copies(variable):
+    """The copies of a Keras variable on this worker's devices."""
+    return getattr(variable.value, "values", [variable])
 
 
 def cluster():

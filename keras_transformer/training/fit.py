@@ -144,7 +144,7 @@ def untuned(data):
 
 
 def _check_compiled(model, method):
-    if model._step.objective is None:  # Keras calls a loaded model compiled even if it warned
+    if model._step.whole_loss is None:  # Keras calls a loaded model compiled even if it warned
         raise ValueError(
             f"Compile the model before {method}: model.compile(optimizer, loss). "
             "Received: a model that is not compiled."

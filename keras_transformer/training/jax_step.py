@@ -22,16 +22,15 @@ from keras_transformer.training.internals import (
     keras_mask_of,
     loss_tracker,
 )
-from keras_transformer.training.loss_sums import (
+from keras_transformer.training.losses import OWN_LOSSES, PretrainingLoss, TokenCrossentropy
+from keras_transformer.training.projected_loss import find_projection
+from keras_transformer.training.projected_loss_on_jax import projected_loss_on_jax
+from keras_transformer.training.whole_loss import (
     ADDED_LOSS,
     ADDITIVE,
-    OWN_LOSSES,
     checked_losses,
     single_output,
 )
-from keras_transformer.training.losses import PretrainingLoss, TokenCrossentropy
-from keras_transformer.training.output_projection import find_projection
-from keras_transformer.training.projected_loss_on_jax import projected_loss_on_jax
 
 
 class JaxTrainStep(CompileMixin):
@@ -156,16 +155,12 @@ class JaxTrainStep(CompileMixin):
     def _projection(self):
         """An `OutputProjection` where the loss computes it on a GPU, or None for whole logits.
 
-        Metrics and penalties of outputs need whole logits. On several devices and on CPUs, where
-        nothing is known to be gained, the loss is computed from them too.
+        Metrics need whole logits. On several devices and on CPUs, where nothing is known to be
+        gained, the loss is computed from them too.
         """
-        has_activity = any(each.activity_regularizer is not None for each in all_layers(self))
-        has_metrics = compiled_metrics(self) is not None
-        needs_logits = has_metrics or has_activity or overrides(self, "call")
+        needs_logits = compiled_metrics(self) is not None or overrides(self, "call")
         is_alone = has_gpu() and keras.distribution.distribution() is None
-        if type(self._step.loss) is not TokenCrossentropy or needs_logits or not is_alone:
-            return None
-        return find_projection(self)
+        return find_projection(self, self._step.loss) if is_alone and not needs_logits else None
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         views = self._step.consistency if training else None

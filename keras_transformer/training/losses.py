@@ -1,13 +1,23 @@
-"""Cross-entropy of token ids, summed over real tokens and never over padding."""
+"""The losses of token ids, over real tokens alone, and the losses that `compile` accepts."""
 
 import keras
 from keras import ops
 
-from keras_transformer.arguments import LARGEST_INTEGER, check_integer, check_probability
+from keras_transformer.arguments import (
+    LARGEST_INTEGER,
+    check_integer,
+    check_number,
+    check_probability,
+)
 from keras_transformer.training.internals import ON_TENSORFLOW, is_compiled_on_tensorflow
 
 if ON_TENSORFLOW:
     import tensorflow as tf
+
+COMPARES_ROWS = (
+    "The loss of a row must not depend on the other rows: replicas see only their own rows, and "
+    "would give different numbers. Received: {}."
+)
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -131,6 +141,9 @@ class PretrainingLoss(keras.losses.Loss):
         return {"name": self.name}
 
 
+OWN_LOSSES = (TokenCrossentropy, PretrainingLoss)
+
+
 def token_weights(labels, pad_id, sample_weight=None):
     """Weight of each token: 1.0, or 0.0 for padding, times `sample_weight`; float32.
 
@@ -195,3 +208,100 @@ def _crossentropy(labels, logits, smoothing):
         return nats, gradient
 
     return crossentropy(logits)
+
+
+class LossFunction(keras.losses.Loss):
+    """Wraps a function of labels and predictions as a loss, as Keras does in `compile`."""
+
+    def __init__(self, function):
+        super().__init__(name=getattr(function, "__name__", type(function).__name__))
+        self.fn = function
+
+    def call(self, y_true, y_pred):
+        return self.fn(*aligned(y_true, y_pred))
+
+
+def single_loss(loss, loss_weights, output_names):
+    """The one loss, and its weight as a float, that two arguments of `compile` name.
+
+    Either may be a list or a dict of one, as in Keras. `output_names` are those of the model, or
+    None if they are not known.
+
+    Raises:
+        ValueError: for several losses or weights, for the name of no output, and for a weight that
+            is not a finite number.
+    """
+    weight = _only("loss_weights", loss_weights, output_names)
+    if weight is not None:
+        check_number("loss_weights", weight)
+    return _only("loss", loss, output_names), 1.0 if weight is None else float(weight)
+
+
+def _only(name, value, output_names):
+    """The value for the only output in an argument that may be a list or a dict of one."""
+    received = value
+    while isinstance(value, (list, tuple, dict)) and not _is_config(value):
+        if len(value) != 1:
+            raise ValueError(
+                "The exact train step needs one loss for one output. For several outputs write one "
+                "model per loss, or add up their losses in a layer with one output. "
+                f"Received: {name}={received}."
+            )
+        key, value = next(iter(value.items() if isinstance(value, dict) else enumerate(value)))
+        if isinstance(key, str) and output_names and key not in output_names:
+            raise ValueError(
+                f"{name} must name the output {output_names[0]!r}. Received: {name}={received}."
+            )
+    return value
+
+
+def resolve_loss(loss):
+    """Turns one loss of `compile` into a `keras.losses.Loss`, or None.
+
+    Raises ValueError for losses that are not sums over rows.
+    """
+    if str(loss).lower() in ("crossentropy", "ce"):
+        raise ValueError(
+            "Name the cross-entropy: binary_crossentropy, categorical_crossentropy or "
+            f"sparse_categorical_crossentropy. Received: loss={loss!r}."
+        )
+    loss = keras.losses.get(loss)
+    if loss is None:
+        return None
+    if not isinstance(loss, keras.losses.Loss):
+        loss = LossFunction(loss)
+    _check_adds_up(loss)
+    return loss
+
+
+def _check_adds_up(loss):
+    """Raises for losses that are not sums over rows: replicas could not add them up."""
+    name = type(loss).__name__
+    function = getattr(loss, "fn", None)
+    if type(loss).__call__ not in (keras.losses.Loss.__call__, TokenCrossentropy.__call__):
+        raise ValueError(
+            "The exact train step reduces losses itself, so a loss must define call, which "
+            f"returns one value per row or token, and not __call__. Received: {name}."
+        )
+    if loss.reduction in (None, "none"):
+        raise ValueError(
+            "The reduction of the loss must be 'sum', 'sum_over_batch_size', 'mean' or "
+            "'mean_with_sample_weight'. 'sum' has the gradient of losses that are not reduced. "
+            f"Received: reduction={loss.reduction!r} of {name}."
+        )
+    if function is keras.losses.circle:
+        raise ValueError(COMPARES_ROWS.format(loss.name))
+
+
+def _is_config(loss):
+    return isinstance(loss, dict) and {"class_name", "config"} <= loss.keys()
+
+
+def aligned(first, second):
+    """Aligns two tensors as Keras does: one may have an extra last axis of size 1."""
+    first_rank, second_rank = len(first.shape), len(second.shape)
+    if second_rank == first_rank + 1:
+        return aligned(second, first)[::-1]
+    if first_rank == second_rank + 1 and first.shape[-1] == 1:
+        return (first, second[:, None]) if second_rank == 1 else (first[..., 0], second)
+    return first, second

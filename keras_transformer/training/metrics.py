@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import LARGEST_INTEGER, check_integer
-from keras_transformer.training.losses import token_weights
+from keras_transformer.training.losses import TokenCrossentropy, token_weights
 
 
 class TokenMetric(keras.metrics.Metric):
@@ -18,13 +18,14 @@ class TokenMetric(keras.metrics.Metric):
         self.tokens = self.add_variable((), "zeros", name="tokens")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        weights = token_weights(y_true, self.pad_id, sample_weight)
-        values = self.values(self.with_choices(y_true), y_pred)
-        self.add_sums(ops.sum(values * weights), ops.sum(weights))
+        self.add_sums(*self.sums(y_true, y_pred, sample_weight))
 
-    def with_choices(self, labels):
-        """The labels with 0 for padding, whose id may be none of the vocabulary's."""
-        return ops.where(ops.equal(labels, self.pad_id), 0, labels)
+    def sums(self, y_true, y_pred, sample_weight=None):
+        """The sum of the values of real tokens and the number of these, scalars."""
+        weights = token_weights(y_true, self.pad_id, sample_weight)
+        # The id of padding may be none of the vocabulary's.
+        labels = ops.where(ops.equal(y_true, self.pad_id), 0, y_true)
+        return ops.sum(self.values(labels, y_pred) * weights), ops.sum(weights)
 
     def add_sums(self, total, tokens):
         """Adds sums computed elsewhere, both scalars."""
@@ -82,6 +83,16 @@ class Perplexity(TokenMetric):
 
     def result(self):
         return ops.exp(super().result())
+
+
+# The field of `TokenSums` (projected_loss.py) from which a projected loss makes each metric.
+PROJECTED_METRICS = {TokenAccuracy: "hits", Perplexity: "nats"}
+
+
+def is_token_sum(metric, loss):
+    """Whether a metric is summed along with the loss; Keras computes others from whole logits."""
+    is_ours = isinstance(loss, TokenCrossentropy) and type(metric) in PROJECTED_METRICS
+    return is_ours and metric.pad_id == loss.pad_id
 
 
 def _chosen(logits, labels):

@@ -1,15 +1,40 @@
-"""Output projection, softmax and cross-entropy in one, a few hundred tokens at a time.
+"""The loss of a step from output projection, softmax and cross-entropy in one, some rows at a time.
 
 The logits of a whole batch are the largest tensor of a training step, and exist several times:
 as logits, probabilities and gradients. Here only `CHUNK_NUMBERS` of them exist at a time,
 padding is left out before the product, and labels and smoothing change the gradient on the
 narrow side of the product instead of in vocabulary width.
+
+It needs a model that ends in a projection to tokens, such as one that translates, and a
+`TokenCrossentropy`. projected_loss_on_jax.py has it for JAX.
 """
 
 from typing import NamedTuple
 
+import keras
 import numpy as np
-import tensorflow as tf
+
+from keras_transformer.training.internals import (
+    ON_TENSORFLOW,
+    is_compiled_on_tensorflow,
+    last_call,
+)
+from keras_transformer.training.losses import TokenCrossentropy
+from keras_transformer.training.metrics import PROJECTED_METRICS
+from keras_transformer.training.whole_loss import (
+    LossSums,
+    StepGradients,
+    StepSums,
+    activity_penalties,
+    compile_sums,
+    dense,
+    has_activity,
+    num_rows,
+    single_output,
+)
+
+if ON_TENSORFLOW:
+    import tensorflow as tf
 
 CHUNK_NUMBERS = 2**21  # logits at a time: 8 MiB in float32, which stays in the cache
 # Where XLA compiles, a batch is cut into vocabulary / 8000 parts: four for a vocabulary of 32,000.
@@ -18,21 +43,136 @@ COMPILED_CHUNK_NUMBERS = 8000
 MOST_TOTAL = 1e30  # of exponentials: products with it stay finite in float32 and in bfloat16
 SHIFT_STEP = 120.0  # by how much logits are lowered where their total is more
 MOST_SHIFTS = 1000  # then the loss is infinite, as an infinite logit makes it
+LABELS_TO_TOKENS = (
+    "labels must be integers, (batch, target), with the length of the predictions. Received: "
+)
+
+
+class OutputProjection(NamedTuple):
+    features_of: keras.Model  # the model up to its output projection
+    layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
+
+
+def find_projection(model, loss):
+    """An `OutputProjection` if the last layer multiplies by a `projection_table`, else None.
+
+    Also None for other losses than `TokenCrossentropy`, with penalties of outputs, which may be
+    those of the logits, and if a subclass has a `call` of its own. The layer must have the dtype of
+    what it multiplies: not float64, which would be rounded to float32, nor float16, in which
+    exponentials would overflow. Its table must be kept in float32.
+    """
+    outputs = getattr(model, "outputs", None) or []
+    if len(outputs) != 1 or type(loss) is not TokenCrossentropy or has_activity(model):
+        return None
+    layer, arguments, inputs = last_call(outputs[0])
+    if not hasattr(layer, "projection_table") or not arguments.get("reverse", False):
+        return None
+    features = inputs[0]
+    if _class_with(layer, "call") is not _class_with(layer, "projection_table"):
+        return None
+    if layer.compute_dtype != features.dtype:
+        return None
+    is_float32 = keras.backend.standardize_dtype(layer.projection_table.dtype) == "float32"
+    if features.dtype not in ("float32", "bfloat16") or not is_float32:
+        return None
+    return OutputProjection(keras.Model(model.input, features), layer)
+
+
+def _class_with(layer, name):
+    """The class from which a layer has an attribute."""
+    return next((cls for cls in type(layer).__mro__ if name in vars(cls)), None)
+
+
+class ProjectedLoss:
+    """The loss of a compiled model, computed with its `projection`, and its metrics.
+
+    It stands in for a `WholeLoss`, with the same arguments, where there are no sample weights.
+    """
+
+    def __init__(self, model, loss, token_metrics, projection, consistency=None):
+        self._model, self._loss, self._metrics = model, loss, token_metrics
+        self._projection, self._consistency = projection, consistency
+        compile_sums(self, model)
+
+    def sums(self, x, y, sample_weight=None):
+        """The `StepSums` of some rows in evaluation."""
+        return self._sums(self._features(x, training=False), x, y)[0]
+
+    def sums_and_gradients(self, x, y, sample_weight=None, factor=None):
+        """The `StepSums` of some rows in training, and their `StepGradients`."""
+        seen = x if self._consistency is None else self._consistency.views_of(x)
+        with tf.GradientTape() as tape:
+            features = self._features(seen, training=True)
+        weights = self._model.trainable_weights  # the first call may have created them
+        sums, feature_gradient, table_gradient = self._sums(features, x, y, training=True)
+        gradients = tape.gradient(features, weights, output_gradients=feature_gradient)
+        table = self._projection.layer.projection_table
+        gradients = [
+            _added(table_gradient, gradient) if weight is table else gradient
+            for gradient, weight in zip(gradients, weights, strict=True)
+        ]
+        return sums, StepGradients((dense(gradients),), {})
+
+    def _features(self, x, training):
+        features = self._projection.features_of(x, training=training)
+        activity_penalties(self._model, num_rows(x))  # raises if there is one
+        return features
+
+    def _sums(self, features, x, y, training=False):
+        """The `StepSums`, and in training the gradients for the features and for the table."""
+        table = tf.convert_to_tensor(self._projection.layer.projection_table.value)
+        loss, views = self._loss, self._consistency if training else None
+        labels = self._labels(y, features, views=1 if views is None else 2)
+        if views is None:
+            kernel = compiled_projected_loss if is_compiled_on_tensorflow() else projected_loss
+            sums, *gradients = kernel(
+                features, table, labels, loss.label_smoothing, loss.pad_id, gradients=training
+            )
+            total, tokens = sums.loss, sums.tokens
+            metrics = [getattr(sums, PROJECTED_METRICS[type(each)]) for each in self._metrics]
+        else:
+            total, metrics, tokens, *gradients = projected_loss_of_views(
+                features, table, labels, loss, self._metrics, views
+            )
+        losses = (LossSums(total, tokens, tokens, tokens, tokens),)
+        metrics = tuple((metric, tokens) for metric in metrics)
+        return StepSums(losses, tf.cast(num_rows(x), tf.float32), metrics), *gradients
+
+    def _labels(self, y, features, views):
+        """The labels, one for each token of the features, (batch, target), or fails.
+
+        Elsewhere the logits are compared with the labels; here other labels would be paired with
+        other tokens.
+        """
+        labels, _, _ = single_output(self._loss, y, features, None)
+        labels = tf.convert_to_tensor(labels)  # it may be a number or a text
+        rows, *others = features.shape[:-1]
+        expected = (rows if rows is None else rows // views, *others)
+        if not tf.TensorShape(expected).is_compatible_with(labels.shape):
+            raise ValueError(
+                f"{LABELS_TO_TOKENS}labels of shape {tuple(labels.shape)}, predictions of shape "
+                f"{expected} without the vocabulary."
+            )
+        lengths = tf.shape(features)[1:-1]
+        fits = tf.reduce_all(tf.equal(tf.shape(labels)[1:], lengths))
+        tf.debugging.Assert(fits, [f"{LABELS_TO_TOKENS}a length of ", tf.shape(labels)[1:]])
+        return labels
+
+
+def _added(gradient, other):
+    """The sum of a dense gradient and another, which may be None or `tf.IndexedSlices`."""
+    if isinstance(other, tf.IndexedSlices):
+        return tf.tensor_scatter_nd_add(gradient, other.indices[:, None], other.values)
+    return gradient if other is None else gradient + other
 
 
 class TokenSums(NamedTuple):
     """Sums over the real tokens of a batch, float32 scalars."""
 
-    loss: tf.Tensor  # smoothed
-    nats: tf.Tensor  # negative log-likelihood
-    hits: tf.Tensor  # tokens whose label has the highest logit
-    tokens: tf.Tensor
-
-
-class ProjectedLoss(NamedTuple):
-    sums: TokenSums
-    feature_gradient: tf.Tensor | None = None  # of `sums.loss`, in shape and dtype of the features
-    table_gradient: tf.Tensor | None = None  # of `sums.loss`, float32
+    loss: "tf.Tensor"  # smoothed
+    nats: "tf.Tensor"  # negative log-likelihood
+    hits: "tf.Tensor"  # tokens whose label has the highest logit
+    tokens: "tf.Tensor"
 
 
 def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -49,6 +189,10 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         label_smoothing: e, in [0, 1).
         pad_id: label of padding.
         gradients: whether to compute those of the loss.
+
+    Returns:
+        `TokenSums`, and the gradients of their `loss`, or None for both: for the features, in their
+        shape and dtype, and for the table, float32.
     """
     dim, vocabulary = table.shape[1], table.shape[0]
     flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
@@ -100,7 +244,7 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
         parallel_iterations=1,
     )
     if not gradients:
-        return ProjectedLoss(sums)
+        return sums, None, None
 
     through_labels = (1 - label_smoothing) * tf.gather(table, targets) - shared * table_sum
     hidden_gradient = hidden_gradients.concat() - tf.cast(through_labels, features.dtype)
@@ -108,7 +252,7 @@ def projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradi
     table_gradient = tf.tensor_scatter_nd_sub(
         table_gradient, targets[:, None], (1 - label_smoothing) * tf.cast(hidden, tf.float32)
     )
-    return ProjectedLoss(sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient)
+    return sums, tf.reshape(feature_gradient, tf.shape(features)), table_gradient
 
 
 def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id=0, gradients=True):
@@ -141,7 +285,7 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     values = (smoothed, nats, hits, tf.ones_like(nats))
     sums = TokenSums(*(tf.reduce_sum(tf.where(is_real, value, 0.0)) for value in values))
     if not gradients:
-        return ProjectedLoss(sums)
+        return sums, None, None
 
     real = tf.cast(is_real, tf.float32)[:, None]
     hidden_gradient, table_gradient = (tf.cast(each, tf.float32) for each in normaliser_gradients)
@@ -150,7 +294,7 @@ def compiled_projected_loss(features, table, labels, label_smoothing=0.0, pad_id
     table_gradient = tf.tensor_scatter_nd_sub(
         table_gradient, safe[:, None], (1 - label_smoothing) * real * wide
     )
-    return ProjectedLoss(sums, tf.reshape(hidden_gradient, tf.shape(features)), table_gradient)
+    return sums, tf.reshape(hidden_gradient, tf.shape(features)), table_gradient
 
 
 def _in_chunks(chunks, hidden, labels, chosen, shifts, table, gradients):
@@ -234,3 +378,82 @@ def _chunk(hidden, labels, chosen, shift, table, gradients):
     scaled = tf.cast(tf.cast(hidden, tf.float32) * share, dtype)
     table_gradient = tf.matmul(exponentials, scaled, transpose_a=True, output_type=tf.float32)
     return total, [*results, tf.cast(hidden_gradient, dtype)], table_gradient
+
+
+def projected_loss_of_views(features, table, labels, loss, metrics, consistency):
+    """Like `projected_loss`, for two views of each row.
+
+    The divergence of two predictions needs whole rows of logits of both. They are computed, and
+    differentiated, some tokens at a time, so that the logits of the whole batch never exist.
+    Without XLA, padding is left out before the product. With it, sizes must not depend on the
+    labels: padding weighs 0, and the number of chunks depends on the vocabulary alone.
+
+    Args:
+        features: (2 * batch, target, dim), float32 or bfloat16; the views of a row are neighbours.
+        table: (vocabulary, dim), float32.
+        labels: integers (batch, target).
+        loss: a `TokenCrossentropy`.
+        metrics: list of `TokenMetric`, computed from the first views.
+        consistency: a `Consistency`.
+
+    Returns:
+        The sum of the losses, those of the metrics' values, a tuple, and the number of tokens, all
+        float32 scalars; the gradients of the loss for the features, in their shape and dtype, and
+        for the table, float32.
+    """
+    vocabulary, dim = table.shape
+    length = tf.shape(features)[1]
+    hidden = tf.transpose(tf.reshape(features, [-1, 2, length, dim]), [0, 2, 1, 3])
+    hidden = tf.reshape(hidden, [-1, 2, dim])  # (batch * target, views, dim)
+    flat_labels = tf.reshape(tf.cast(labels, tf.int32), [-1])
+    is_real = flat_labels != loss.pad_id
+    narrow = tf.cast(table, features.dtype)
+
+    if is_compiled_on_tensorflow():
+        places = tf.range(tf.size(flat_labels))
+        chunks = -(-vocabulary // COMPILED_CHUNK_NUMBERS)
+        rows = -(-tf.size(places) // chunks)
+        # That of padding may be infinite or NaN.
+        hidden = tf.where(is_real[:, None, None], hidden, tf.zeros_like(hidden))
+    else:
+        places = tf.cast(tf.where(is_real)[:, 0], tf.int32)
+        rows = max(1, CHUNK_NUMBERS // (2 * vocabulary))
+        chunks = tf.maximum(-(-tf.size(places) // rows), 1)  # one of padding if there is no token
+        rows = -(-tf.size(places) // chunks)  # which leaves the last chunk no shorter
+        hidden = tf.gather(hidden, places)
+    count = tf.size(places)
+    added = [0, chunks * rows - count]
+    hidden = tf.pad(hidden, [added, [0, 0], [0, 0]])
+    targets = tf.pad(tf.gather(flat_labels, places), [added], constant_values=loss.pad_id)
+
+    def body(chunk, sums, hidden_gradients, table_gradient):
+        start = chunk * rows
+        h, y = hidden[start : start + rows], targets[start : start + rows]
+        weights = loss.weights(y)
+        with tf.GradientTape() as tape:
+            tape.watch([h, narrow])
+            logits = tf.matmul(tf.reshape(h, [-1, dim]), narrow, transpose_b=True)
+            logits = tf.reshape(tf.cast(logits, tf.float32), [-1, 2, vocabulary])
+            first, second = tf.unstack(logits, axis=1)  # (rows, vocabulary) each
+            total = tf.reduce_sum(weights * consistency.values(y, first, second))
+        gradients = tape.gradient(total, [h, narrow])
+        values = [tf.reduce_sum(weights * metric.values(y, first)) for metric in metrics]
+        sums = [tf.add(*pair) for pair in zip(sums, [total, *values], strict=True)]
+        hidden_gradients = hidden_gradients.write(chunk, gradients[0])
+        return chunk + 1, sums, hidden_gradients, table_gradient + tf.cast(gradients[1], tf.float32)
+
+    hidden_gradients = tf.TensorArray(
+        features.dtype, size=chunks, infer_shape=False, element_shape=[None, 2, dim]
+    )
+    _, (total, *values), hidden_gradients, table_gradient = tf.while_loop(
+        lambda chunk, *_: chunk < chunks,
+        body,
+        (0, [tf.zeros([])] * (1 + len(metrics)), hidden_gradients, tf.zeros_like(table)),
+        parallel_iterations=1,
+    )
+    gradient = tf.reshape(hidden_gradients.stack(), [-1, 2, dim])[:count]
+    gradient = tf.scatter_nd(places[:, None], gradient, [tf.size(flat_labels), 2, dim])
+    gradient = tf.transpose(tf.reshape(gradient, [-1, length, 2, dim]), [0, 2, 1, 3])
+    feature_gradient = tf.reshape(gradient, tf.shape(features))
+    tokens = tf.reduce_sum(tf.cast(is_real, tf.float32))
+    return total, tuple(values), tokens, feature_gradient, table_gradient

@@ -9,9 +9,7 @@ gradients. Compiled for an H100, the base step moves a tenth less. No GPU has ru
 import jax
 import jax.numpy as jnp
 
-MOST_TOTAL = 1e30  # of exponentials: products with it stay finite in float32 and in bfloat16
-SHIFT_STEP = 120.0  # by how much logits are lowered where their total is more
-MOST_SHIFTS = 1000  # then the loss is infinite, as an infinite logit makes it
+from keras_transformer.training.projected_loss import MOST_SHIFTS, MOST_TOTAL, SHIFT_STEP
 
 
 def projected_loss_on_jax(features, table, labels, weights, label_smoothing=0.0):

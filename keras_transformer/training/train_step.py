@@ -3,10 +3,10 @@
 Keras's step will not do: with several replicas it averages the means of the replicas, clips
 before it sums, and accumulates in the optimizer. Each of these changes the numbers of one device.
 
-Read this file first, then `Objective` in step_sums.py, which makes the sums of losses and their
-gradients. If the model ends in a projection to tokens, as translation models do, they come from
-projected_loss.py, otherwise from loss_sums.py. `compile` (compile.py) checks and keeps the settings
-of the step in `self._step`; what outlives a step is in step_state.py.
+Read this file first. The sums of losses and their gradients come from projected_loss.py if the
+model ends in a projection to tokens, as those that translate do, otherwise from whole_loss.py. The
+moving average and the scale of float16 are in optimizers.py. `compile` (compile.py) checks and
+keeps the settings of the step in `self._step`.
 """
 
 import contextlib
@@ -14,12 +14,13 @@ import warnings
 
 import keras
 import tensorflow as tf
+from keras import ops
 
 from keras_transformer.training import internals
 from keras_transformer.training.compile import CompileMixin, check_labels
 from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.fit import FitMixin
-from keras_transformer.training.step_sums import scaled, weight_penalty
+from keras_transformer.training.whole_loss import dense, scaled
 
 PACK_BYTES = 2**25  # of gradients that replicas sum at a time; plain steps go on meanwhile
 
@@ -29,7 +30,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
 
     def train_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        step, objective = self._step, self._step.objective
+        step = self._step
         check_labels(y, step.loss)
         if step.average is not None and not step.average.has_begun:
             with tf.init_scope():  # once, before the first step of a caller's own loop
@@ -41,7 +42,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
             factor = step.loss_scale.factor(_all_reduced([_num_labels(y)])[0])
         for part in range(step.accumulation_steps):
             rows = _rows_of_part(part, step.accumulation_steps, (x, y, sample_weight))
-            computed = objective.sums_and_gradients(*rows, factor)
+            computed = step.loss_from(sample_weight).sums_and_gradients(*rows, factor)
             total = computed if total is None else tf.nest.map_structure(tf.add, total, computed)
 
         # Reduce: sum once over all replicas.
@@ -49,15 +50,16 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
 
         # Divide by the sums of the whole batch, and add the penalties.
         weights = self.trainable_weights  # the first call may have created them
-        penalty, penalty_gradients = weight_penalty(weights)
-        scale = objective.scale(sums)
-        if gradients.activity or penalty_gradients:
-            per_row = tf.math.divide_no_nan(1.0, objective.penalty_divisor(sums))
-            activity = scaled(gradients.activity, per_row)
-            gradient = _sum_of(scaled(gradients.loss, scale), activity, penalty_gradients)
-            scale = tf.ones([])
-        else:
-            gradient = gradients.loss  # to be scaled once, together with clipping
+        penalty, penalty_gradients = _weight_penalty(weights)
+        terms = list(zip(gradients.losses, step.whole_loss.scales(sums), strict=True))
+        if gradients.activity:
+            per_row = tf.math.divide_no_nan(1.0, step.whole_loss.penalty_divisor(sums))
+            terms.append((gradients.activity, per_row))
+        if penalty_gradients:
+            terms.append((penalty_gradients, 1.0))
+        gradient, scale = terms[0]  # to be scaled once, together with clipping
+        if len(terms) > 1:
+            gradient, scale = _sum_of(scaled(*term) for term in terms), tf.ones([])
 
         # Clip.
         if step.clip_norm is not None:
@@ -89,26 +91,28 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
     def test_step(self, data):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         check_labels(y, self._step.loss)
-        sums = _over_replicas(self._step.objective.sums(x, y, sample_weight))[0]
-        penalty, _ = weight_penalty(self.trainable_weights)
+        loss = self._step.loss_from(sample_weight)
+        sums = _over_replicas(loss.sums(x, y, sample_weight))[0]
+        penalty, _ = _weight_penalty(self.trainable_weights)
         return self._logs(sums, penalty)
 
     def _logs(self, sums, penalty):
         """Updates the metrics with sums over all replicas: every replica logs the same."""
-        objective = self._step.objective
-        loss = sums.loss * objective.scale(sums)
+        whole = self._step.whole_loss
+        pairs = zip(sums.losses, whole.scales(sums), strict=True)
+        loss = tf.add_n([each.loss * scale for each, scale in pairs])
         for activity in sums.activity:
-            loss += tf.math.divide_no_nan(activity, objective.penalty_divisor(sums))
+            loss += tf.math.divide_no_nan(activity, whole.penalty_divisor(sums))
         if penalty is not None:
             loss += tf.cast(penalty, loss.dtype)
         # Keras sums metrics over replicas; divided, they count each token once.
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        share = objective.count(sums) / replicas
+        share = whole.count(sums) / replicas
         internals.loss_tracker(self).update_state(loss, sample_weight=share)
-        for metric, metric_sums in zip(objective.token_metrics, sums.metrics, strict=True):
+        for metric, metric_sums in zip(whole.token_metrics, sums.metrics, strict=True):
             metric.add_sums(*(part / replicas for part in metric_sums))
         logs = self.get_metrics_result()
-        if (metrics := objective.keras_metrics) is not None:
+        if (metrics := whole.keras_metrics) is not None:
             # Each replica has counted its own rows.
             counted = _all_reduced([tf.identity(v.value) for v in metrics.variables])
             logs.update(metrics.stateless_result(counted))
@@ -127,7 +131,7 @@ class TrainStep(CompileMixin, FitMixin, internals.SymbolicBuildMixin):
 
     @contextlib.contextmanager
     def _whole_step_not_compiled(self):
-        """`Objective` compiles its part; XLA cannot compile operations across devices."""
+        """The losses compile their part; XLA cannot compile operations across devices."""
         jit_compile, self.jit_compile = self.jit_compile, False
         try:
             yield
@@ -177,7 +181,21 @@ def _all_reduced(tensors):
     return list(results.values())
 
 
-def _sum_of(*gradients):
+def _weight_penalty(weights):
+    """What weight regularisers add to the loss, whatever the batch: a scalar and its gradients.
+
+    The gradients are a dict by the weights' positions; None and an empty dict without regularisers.
+    """
+    if all(weight.regularizer is None for weight in weights):
+        return None, {}
+    with tf.GradientTape() as tape:
+        penalties = [ops.sum(w.regularizer(w)) for w in weights if w.regularizer is not None]
+        penalty = tf.add_n([tf.cast(p, tf.float32) for p in penalties])
+    return penalty, dense(tape.gradient(penalty, weights))
+
+
+def _sum_of(gradients):
     """The sum of dicts of gradients, any of which may lack some positions."""
+    gradients = list(gradients)
     places = sorted(set().union(*gradients))
     return {i: tf.add_n([part[i] for part in gradients if i in part]) for i in places}

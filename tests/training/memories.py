@@ -21,8 +21,7 @@ from keras_transformer.training import (
     split_cpu,
 )
 from keras_transformer.training.checkpoints import Checkpoints
-from keras_transformer.training.distribution import this_worker
-from keras_transformer.training.step_state import carried_variables
+from keras_transformer.training.distribution import carried_variables, this_worker
 
 ROWS, LENGTH, SEGMENTS, START = 4, 7, 6, 2
 

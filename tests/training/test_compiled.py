@@ -57,7 +57,7 @@ def test_metrics_and_losses_of_keras_are_those_of_keras():
 
 def test_the_forward_and_backward_pass_are_one_compiled_function():
     model = compiled(jit_compile=True)
-    compute = model._step.objective.sums_and_gradients
+    compute = model._step.loss_from(None).sums_and_gradients
     text = compute.experimental_get_compiler_ir(IDS, LABELS, None, None)(stage="hlo")
     assert "dot(" in text
     model.fit(IDS, LABELS, verbose=0)
@@ -66,7 +66,7 @@ def test_the_forward_and_backward_pass_are_one_compiled_function():
 
 def scatter_shapes(model, *data):
     """The shapes of all sums that XLA scatters into, in a compiled step."""
-    compute = model._step.objective.sums_and_gradients
+    compute = model._step.loss_from(data[2]).sums_and_gradients
     program = compute.experimental_get_compiler_ir(*data, None)("hlo")
     scatters = [line for line in program.splitlines() if " scatter(" in line]
     return [re.search(r"[a-z]+[0-9]+\[([0-9,]*)\]", line)[1] for line in scatters]

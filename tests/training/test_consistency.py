@@ -85,8 +85,8 @@ if keras.backend.backend() == "tensorflow":
 def path(request, monkeypatch):
     """Both ways to the loss: through the fused projection and through whole logits."""
     if request.param == "logits" and keras.backend.backend() == "tensorflow":
-        module = "keras_transformer.training.step_sums"
-        monkeypatch.setattr(f"{module}.find_projection", lambda model: None)
+        module = "keras_transformer.training.compile"
+        monkeypatch.setattr(f"{module}.find_projection", lambda model, loss: None)
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -112,9 +112,9 @@ def test_views_without_a_difference_make_the_plain_step(path):
 
 @needs_tensorflow
 def test_few_tokens_at_a_time_are_the_same_step(monkeypatch):
-    monkeypatch.setattr("keras_transformer.training.projected_views.CHUNK_NUMBERS", 88)
+    monkeypatch.setattr("keras_transformer.training.projected_loss.CHUNK_NUMBERS", 88)
     test_a_step_with_r_drop_is_the_papers(None, {})
-    monkeypatch.setattr("keras_transformer.training.projected_views.COMPILED_CHUNK_NUMBERS", 3)
+    monkeypatch.setattr("keras_transformer.training.projected_loss.COMPILED_CHUNK_NUMBERS", 3)
     test_a_step_with_r_drop_is_the_papers(None, {"jit_compile": True})
 
 

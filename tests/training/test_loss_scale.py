@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from keras_transformer.training import Adam, Model, TokenCrossentropy
 from keras_transformer.training.callbacks import StopOnNonFiniteLoss
-from keras_transformer.training.step_state import batches_taken
+from keras_transformer.training.optimizers import batches_taken
 
 from .conftest import (
     IDS,
@@ -122,9 +122,9 @@ def test_steps_are_skipped_by_the_gradient_of_the_whole_batch():
 
 
 def test_the_scale_doubles_after_many_steps_without_overflow(monkeypatch):
-    from keras_transformer.training import step_state
+    from keras_transformer.training import optimizers
 
-    monkeypatch.setattr(step_state, "STEPS_TO_DOUBLE", 3)
+    monkeypatch.setattr(optimizers, "STEPS_TO_DOUBLE", 3)
     model = in_float16()
     set_scale(model, 4.0)
     seen = []
@@ -208,7 +208,7 @@ def test_a_reloaded_model_that_does_not_scale_goes_on_without(tmp_path):
 
 @pytest.mark.parametrize(("labels", "factor"), [(4, 2.0**13), (5, 2.0**12), (0, 2.0**15)])
 def test_the_factor_of_a_sum_is_a_power_of_two(labels, factor):
-    from keras_transformer.training.step_state import LossScale
+    from keras_transformer.training.optimizers import LossScale
 
     assert float(LossScale().factor(labels)) == factor
 

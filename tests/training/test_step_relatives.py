@@ -86,7 +86,7 @@ def test_a_loss_that_a_layer_adds_is_refused_on_the_fast_path_too():
     table = language_model().layers[1]
     model = Model(ids, table(Penalised()(table(ids)), reverse=True))
     model.compile("sgd", TokenCrossentropy())
-    assert model._step.objective.projection is not None, "the path meant"
+    assert model._step.projected_loss is not None, "the path meant"
     for method in (model.train_step, model.test_step):
         with pytest.raises(ValueError, match=r"add_loss.*of the layer penalised"):
             method((IDS, LABELS))
@@ -254,7 +254,7 @@ def test_a_second_compile_forgets_the_metrics_of_the_first():
     model.fit(IDS, LABELS, verbose=0)
     model.compile("sgd", TokenCrossentropy(), metrics=[TokenAccuracy()])
     assert set(model.fit(IDS, LABELS, verbose=0).history) == {"loss", "token_accuracy"}
-    assert model._step.objective.projection is not None, "the fast path is back"
+    assert model._step.projected_loss is not None, "the fast path is back"
 
 
 def test_a_loss_in_double_precision_can_be_clipped():
