@@ -15,9 +15,9 @@ VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 WITH_MANY = {
     "ops.combine_masks": "any number of masks",
     **{
-        f"layers.{name}.attend": "the arguments of a call"
+        f"layers.{name}.attention_scores": "the arguments of a call"
         for name in layers.__all__
-        if hasattr(getattr(layers, name), "attend")
+        if hasattr(getattr(layers, name), "attention_scores")
     },
     **{
         f"layers.{name}.add_weight": "the arguments of Keras's method"

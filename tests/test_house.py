@@ -17,6 +17,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "keras_transformer"
 MAP = (PACKAGE / "README.md").read_text()
 PURE = {"ops", "layers", "models"}  # Keras alone, so that they run on every backend
+OF_ONE_BACKEND = {
+    f"ops/{name}.py" for name in ("chunked_attention", "compiled", "fused_attention", "internals")
+}
 NUMPY = {"models"}  # for numbers that are known when a model is built
 
 
@@ -122,9 +125,8 @@ def test_layers_and_models_are_written_in_keras_alone(room):
     allowed |= {"numpy"} if room in NUMPY else set()
     for path in files(f"keras_transformer/{room}"):
         tops = {name.split(".")[0] for name in imports(path)}
-        # What these have for one backend alone they say.
-        of_one_backend = "internals.py", "compiled.py", "memory_efficient_attention.py"
-        tops -= {"tensorflow", "jax"} if path.name in of_one_backend else set()
+        if f"{room}/{path.name}" in OF_ONE_BACKEND:
+            tops -= {"tensorflow", "jax"}
         assert tops <= allowed, f"{path}: {tops - allowed}"
 
 

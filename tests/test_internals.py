@@ -16,6 +16,7 @@ if keras.backend.backend() != "tensorflow":
 import tensorflow as tf
 
 from keras_transformer.layers import internals as of_layers
+from keras_transformer.ops import internals as of_ops
 from keras_transformer.tokenizers import internals as of_tokenizers
 from keras_transformer.tokenizers import train_sentencepiece
 from keras_transformer.training import Adam, Model, internals
@@ -47,10 +48,10 @@ def layers_of_layers_are_found():
     assert {"hidden", "inner"} <= set(names)
 
 
-@canary("layers.look_up_rows")
+@canary("ops.look_up_rows")
 def an_id_outside_of_a_table_is_no_row_of_it():
     table, ids = np.ones((3, 2), "float32"), np.array([2, -1, 3])
-    compiled = tf.function(of_layers.look_up_rows, jit_compile=True)
+    compiled = tf.function(of_ops.look_up_rows, jit_compile=True)
     np.testing.assert_array_equal(compiled(table, ids), [[1, 1], [np.nan] * 2, [np.nan] * 2])
     for wrong in (-1, 3):
         with tf.device("CPU"), pytest.raises(tf.errors.InvalidArgumentError, match=str(wrong)):
@@ -108,20 +109,20 @@ def a_mask_goes_with_its_tensor():
         assert mask_of(embedded).numpy().tolist() == [[True, False]]
 
 
-@canary("layers.is_compiled", "training.is_compiled_on_tensorflow")
+@canary("ops.is_compiled", "training.is_compiled_on_tensorflow")
 def a_function_that_xla_will_compile_is_known_while_it_is_traced():
-    for is_compiled in (of_layers.is_compiled, internals.is_compiled_on_tensorflow):
+    for is_compiled in (of_ops.is_compiled, internals.is_compiled_on_tensorflow):
         for settings in ({}, {"jit_compile": True}):
             traced = tf.function(lambda ask=is_compiled: tf.constant(ask()), **settings)
             assert traced().numpy() == bool(settings)
         assert not is_compiled()
 
 
-@canary("layers.keep_mask", "layers.keep_mask_from_seed", "layers.draw_seed")
+@canary("ops.keep_mask", "ops.draw_seed")
 def xla_draws_the_noise_of_plain_tensorflow():
     plain, compiled = keras.random.SeedGenerator(11), keras.random.SeedGenerator(11)
-    plain = of_layers.keep_mask((3, 5, 7), 0.5, plain).numpy()
-    draw = tf.function(lambda: of_layers.keep_mask((3, 5, 7), 0.5, compiled), jit_compile=True)
+    plain = of_ops.keep_mask((3, 5, 7), 0.5, plain).numpy()
+    draw = tf.function(lambda: of_ops.keep_mask((3, 5, 7), 0.5, compiled), jit_compile=True)
     np.testing.assert_array_equal(draw().numpy(), plain)
     np.testing.assert_array_equal(plain[0, 0].astype(int), [0, 1, 1, 1, 0, 0, 1])
 
@@ -219,25 +220,25 @@ def a_worker_has_all_its_cpu_devices():
     assert done.stdout.split() == ["3"], done.stderr[-2000:]
 
 
-@canary("layers.after")
+@canary("ops.after")
 def xla_is_told_that_a_tensor_waits():
     tensors = tf.constant([2.0, 3.0]), tf.constant([5.0])
-    compute = tf.function(lambda x, y: tf.exp(of_layers.after(x, y)), jit_compile=True)
+    compute = tf.function(lambda x, y: tf.exp(of_ops.after(x, y)), jit_compile=True)
     np.testing.assert_allclose(compute(*tensors), np.exp([2, 3]), rtol=1e-6)
     program = compute.experimental_get_compiler_ir(*tensors)("hlo")
     assert program.count(" opt-barrier(") == 1
-    assert of_layers.after(*tensors) is tensors[0], "nothing waits without XLA"
+    assert of_ops.after(*tensors) is tensors[0], "nothing waits without XLA"
 
 
-@canary("layers.attach_recipe", "layers.recompute")
+@canary("ops.attach_recipe", "ops.recompute")
 def a_layer_is_given_the_tensor_that_another_returned():
     class Asks(keras.layers.Layer):
         def call(self, inputs):
-            return of_layers.recompute(inputs)
+            return of_ops.recompute(inputs)
 
     class Computes(keras.layers.Layer):
         def call(self, inputs):
-            return of_layers.attach_recipe(inputs + 1, lambda: inputs + 2)
+            return of_ops.attach_recipe(inputs + 1, lambda: inputs + 2)
 
     inputs = keras.Input((3,))
     model = keras.Model(inputs, Asks()(Computes()(inputs)))

@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import masked_softmax
+from keras_transformer.ops.softmax import masked_softmax
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -1,7 +1,5 @@
 """Multi-head attention, written once and called on whole sequences or step by step."""
 
-import contextlib
-import contextvars
 import itertools
 import math
 
@@ -9,6 +7,11 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_number, check_probability
+from keras_transformer.layers.attention_scores import (
+    AttentionScoresMixin,
+    recorded_scores,
+    scores_are_recorded,
+)
 from keras_transformer.layers.checks import (
     InputChecksMixin,
     check_arguments,
@@ -16,95 +19,28 @@ from keras_transformer.layers.checks import (
     implicit_mask,
     mask_per_token,
 )
-from keras_transformer.layers.compiled import compiled_attention_weights, has_own_gradients
 from keras_transformer.layers.dropout import InnerDropout
 from keras_transformer.layers.freezing import FrozenPartsMixin
-from keras_transformer.layers.memory_efficient_attention import memory_efficient_attention
 from keras_transformer.layers.normalization import RMSNormalization
 from keras_transformer.layers.projection import LoRAMixin, add_projection
 from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.ops.attention import (
     append_to_cache,
-    attention_weights,
-    join_heads,
+    attend,
     merge_heads,
-    separate_heads,
+    mix,
+    repeat_heads,
     split_heads,
-    spread_by_distance,
 )
 from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
+from keras_transformer.ops.positions import spread_by_distance
 from keras_transformer.ops.projection import known_rows
-
-# While `AttentionScoresMixin.attend` runs: the weights of each attention layer called so far.
-_recorded_scores = contextvars.ContextVar("recorded_scores", default=None)
-
-
-@contextlib.contextmanager
-def recorded_scores():
-    """While it lasts, every attention layer that is called writes its weights to a dictionary."""
-    recorded = {}
-    token = _recorded_scores.set(recorded)
-    try:
-        yield recorded
-    finally:
-        _recorded_scores.reset(token)
+from keras_transformer.ops.softmax import attention_weights
 
 
 def given(arguments):
     """The arguments that are not None; a custom layer need not accept the others."""
     return {name: value for name, value in arguments.items() if value is not None}
-
-
-def scores_are_recorded():
-    """Whether the call that is running must record its attention weights."""
-    return _recorded_scores.get() is not None
-
-
-class AttentionScoresMixin:
-    """Adds `attention_scores` to attention layers, and to the blocks and stacks that hold them.
-
-    `call` stays the only forward pass: while it runs, each attention layer records its weights if
-    somebody asks for them. A layer that holds others overrides `scores_in`, and one whose call
-    takes other arguments `attention_scores`, to name them.
-    """
-
-    def attention_scores(self, inputs, padding_mask=None, attention_mask=None, attention_bias=None):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            Weights in [0, 1], (batch, heads, target, source); of a stack, a list with one entry a
-            block.
-
-        Raises:
-            ValueError: if the layer was never called, so that it has no weights yet.
-        """
-        bias = given({"attention_bias": attention_bias})
-        return self.attend(inputs, padding_mask, attention_mask, **bias)[1]
-
-    def attend(self, *args, **kwargs):
-        """The pair of the outputs and the attention scores of a call with the same arguments."""
-        if not self.built:
-            raise ValueError(
-                "Call the layer before you ask for its attention. "
-                f"Received: {self.name}, which has no weights yet."
-            )
-        with recorded_scores() as recorded:
-            outputs = self(*args, **kwargs, training=False)
-        return outputs, self.scores_in(recorded)
-
-    def record_scores(self, weights):
-        """Keeps the weights of a call if somebody asks for them."""
-        if scores_are_recorded():
-            _recorded_scores.get()[self] = weights
-
-    def scores_in(self, recorded):
-        """The scores of this layer among those recorded, a dictionary from layer to weights."""
-        if self not in recorded:
-            raise ValueError(
-                "Attention scores come from a call with tensors, not symbolic inputs, of a layer "
-                f"whose call passes them to `record_scores`. Received: none from {self.name}."
-            )
-        return recorded[self]
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -138,7 +74,7 @@ class MultiHeadAttention(
             keys of self-attention; None for none.
         query_key_norm: added to the mean square by an RMS normalisation of each head's queries
             and keys, before they are rotated; None for no normalisation.
-        soft_cap: limits the products of queries and keys, as of `ops.attention.soft_capped`; None
+        soft_cap: limits the products of queries and keys, as of `ops.softmax.soft_capped`; None
             for no limit.
         use_output_bias: whether the output projection adds a bias; as `use_bias` if None.
 
@@ -153,7 +89,7 @@ class MultiHeadAttention(
             where attention is allowed. All masks given: what all of them allow.
         attention_bias: added to the scaled products of queries and keys, broadcasts to
             (batch, heads, target, source), or None; such as of `RelativePositionBias`; or that of
-            each distance, (1, heads, target + source), as of `ops.attention.spread_by_distance`,
+            each distance, (1, heads, target + source), as of `ops.positions.spread_by_distance`,
             which lets long sequences hold only some weights at a time.
         query_mask: boolean (batch, target); a position that is False attends to nothing. The
             implicit mask of the query is not used.
@@ -337,38 +273,22 @@ class MultiHeadAttention(
         _check_key(getattr(value, "shape", None), getattr(key, "shape", None))
         self._check_inputs(query=query, value=value, key=key)
         source = query if value is None else value
-        # Keras passes the implicit masks of its three names, too. That of the value is what
-        # `implicit_mask` finds; a padded query may attend as it likes, for nobody reads it.
-        value_mask, query_mask = explicit_mask(source, value_mask), explicit_mask(query, query_mask)
-        query_mask = mask_per_token("query_mask", query_mask, query)
-        value_mask = mask_per_token("value_mask", value_mask, source)
-        key_mask = mask_per_token("key_mask", key_mask, source)
         if attention_bias is not None:
             self._check_bias(attention_bias, query.shape[1], source.shape[1])
-        if padding_mask is None:
-            padding_mask, value_mask = value_mask, None
-        if query_mask is not None:
-            query_mask = ops.expand_dims(query_mask, 2)  # (batch, target, 1)
-        mask = combine_masks(
-            implicit_mask(source, padding_mask),
-            value_mask,
-            key_mask,
-            query_mask,
-            causal_mask(ops.shape(query)[1], ops.shape(source)[1]) if use_causal_mask else None,
-            as_attention_mask(attention_mask),
+        mask = _mask_of_call(
+            query, source, padding_mask, attention_mask, query_mask, value_mask, key_mask
         )
+        if use_causal_mask:
+            mask = combine_masks(mask, causal_mask(ops.shape(query)[1], ops.shape(source)[1]))
         if value is None:
-            queries, keys, values = self._self_heads(query)
+            heads = self._self_heads(query)
         else:
-            queries = self._queries(query)
-            keys, values = self.keys_values(value, key)
+            heads = self._queries(query), *self.keys_values(value, key)
         if not return_attention_scores:
-            return self.attend_heads(queries, keys, values, mask, training, attention_bias)
+            return self.attend_heads(*heads, mask, training, attention_bias)
         with recorded_scores() as recorded:
-            outputs = self.attend_heads(queries, keys, values, mask, training, attention_bias)
-        scores = self.scores_in(recorded)
-        self.record_scores(scores)  # for a call that contains this one
-        return outputs, scores
+            outputs = self.attend_heads(*heads, mask, training, attention_bias)
+        return outputs, self.scores_in(recorded)
 
     def compute_output_spec(self, query, *args, return_attention_scores=False, **kwargs):
         outputs = super().compute_output_spec(query, *args, **kwargs)
@@ -379,31 +299,6 @@ class MultiHeadAttention(
         shape = (query.shape[0], self.num_heads, query.shape[1], source.shape[1])
         return outputs, keras.KerasTensor(shape, outputs.dtype)
 
-    def attention_scores(
-        self,
-        query,
-        value=None,
-        key=None,
-        *,
-        padding_mask=None,
-        attention_mask=None,
-        attention_bias=None,
-        query_mask=None,
-        value_mask=None,
-        key_mask=None,
-        use_causal_mask=False,
-    ):
-        """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        further = {
-            "attention_bias": attention_bias,
-            "query_mask": query_mask,
-            "value_mask": value_mask,
-            "key_mask": key_mask,
-            "use_causal_mask": use_causal_mask or None,
-        }
-        return self.attend(query, value, key, **masks, **given(further))[1]
-
     def attend_heads(self, queries, keys, values, mask=None, training=None, bias=None):
         """Attention over projected heads (batch, heads, length, dim), then the output projection.
 
@@ -413,35 +308,20 @@ class MultiHeadAttention(
             (batch, target, dim).
         """
         mask = None if mask is None else ops.expand_dims(mask, 1)  # (batch, 1, target, source)
-        sharing = self.num_heads // keys.shape[1]
-        if sharing > 1 and (bias is not None or not self._is_dot_product):
-            keys, values, sharing = *self._repeated(keys, values), 1
-        if sharing > 1:
-            if mask is not None and mask.shape[2] is None:  # it may be 1 and be broadcast
-                length = ops.shape(queries)[2]
-                mask = ops.logical_and(mask, ops.ones((1, 1, length, 1), "bool"))
-            queries = join_heads(queries, sharing)
-            if mask is not None and mask.shape[2] != 1:
-                mask = ops.tile(mask, (1, 1, sharing, 1))
-        context = None
-        by_distance = bias is not None and len(bias.shape) == 3
-        may_be_long = by_distance or bias is None
-        if may_be_long and self._is_dot_product and not scores_are_recorded():
-            rate = self.dropout if training else 0.0
-            generator = self._dropout.seed_generator if rate else None
-            context = memory_efficient_attention(
-                queries, keys, values, mask, rate, generator, self.soft_cap, bias, sharing
+        rate = self.dropout if training else 0.0
+        generator = self._dropout.seed_generator if rate else None
+        if self._is_dot_product:
+            is_recorded = scores_are_recorded()
+            context, weights = attend(
+                queries, keys, values, mask, bias, self.soft_cap, rate, generator, is_recorded
             )
-        if context is None:
-            if by_distance:
+        else:
+            keys, values = (repeat_heads(each, self.num_heads) for each in (keys, values))
+            if bias is not None and len(bias.shape) == 3:
                 bias = spread_by_distance(bias, ops.shape(queries)[2])
             weights = self.weights_of(queries, keys, mask, bias)
-            if scores_are_recorded():
-                scores = weights if sharing == 1 else separate_heads(weights, sharing)
-                self.record_scores(scores)
-            context = ops.matmul(self._dropout(weights, training=training), values)
-        if sharing > 1:
-            context = separate_heads(context, sharing)
+            context = mix(weights, values, rate, generator)
+        self.record_scores(weights)
         return self.output_projection(merge_heads(context))
 
     def weights_of(self, queries, keys, mask=None, bias=None):
@@ -456,8 +336,6 @@ class MultiHeadAttention(
         Returns:
             Weights in [0, 1], (batch, heads, target, source); zeros in a fully masked row.
         """
-        if bias is None and self.soft_cap is None and has_own_gradients(queries):
-            return compiled_attention_weights(queries, keys, mask)
         return attention_weights(queries, keys, mask, bias, self.soft_cap)
 
     @property
@@ -573,13 +451,6 @@ class MultiHeadAttention(
                 f"distance. Received: shape {shape}."
             )
 
-    def _repeated(self, keys, values):
-        """Those of each head, for what does not know that heads share them."""
-        sharing = self.num_heads // keys.shape[1]
-        if sharing == 1:
-            return keys, values
-        return ops.repeat(keys, sharing, axis=1), ops.repeat(values, sharing, axis=1)
-
     def _normalised(self, heads, norm):
         return heads if norm is None else norm(heads)
 
@@ -623,6 +494,27 @@ class MultiHeadAttention(
             "soft_cap": self.soft_cap,
             "use_output_bias": self.use_output_bias,
         }
+
+
+def _mask_of_call(query, source, padding_mask, attention_mask, query_mask, value_mask, key_mask):
+    """Allows what all masks of a call allow, boolean (batch, target, source); None allows all."""
+    # Keras passes the implicit masks of its three names, too. That of the value is what
+    # `implicit_mask` finds; a padded query may attend as it likes, for nobody reads it.
+    value_mask, query_mask = explicit_mask(source, value_mask), explicit_mask(query, query_mask)
+    query_mask = mask_per_token("query_mask", query_mask, query)
+    value_mask = mask_per_token("value_mask", value_mask, source)
+    key_mask = mask_per_token("key_mask", key_mask, source)
+    if padding_mask is None:
+        padding_mask, value_mask = value_mask, None
+    if query_mask is not None:
+        query_mask = ops.expand_dims(query_mask, 2)  # (batch, target, 1)
+    return combine_masks(
+        implicit_mask(source, padding_mask),
+        value_mask,
+        key_mask,
+        query_mask,
+        as_attention_mask(attention_mask),
+    )
 
 
 def _check_key(value_shape, key_shape):

@@ -6,7 +6,8 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_probability
-from keras_transformer.layers.attention import AttentionScoresMixin, MultiHeadAttention, given
+from keras_transformer.layers.attention import MultiHeadAttention, given
+from keras_transformer.layers.attention_scores import AttentionScoresMixin
 from keras_transformer.layers.checks import InputChecksMixin, check_arguments
 from keras_transformer.layers.feed_forward import FeedForward
 from keras_transformer.layers.freezing import FrozenPartsMixin

@@ -17,29 +17,6 @@ from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_
 class SourceCallMixin:
     """For layers that are called with inputs and, if they were built with one, a source."""
 
-    def attention_scores(
-        self,
-        inputs,
-        source=None,
-        padding_mask=None,
-        source_padding_mask=None,
-        attention_mask=None,
-        source_attention_mask=None,
-        attention_bias=None,
-    ):
-        """The attention weights of a call with the same arguments.
-
-        Returns:
-            The pair of weights to the target and to the source, each (batch, heads, target,
-            source), the second None without a source; of a stack, a list with one pair a block.
-
-        Raises:
-            ValueError: if the layer was never called, so that it has no weights yet.
-        """
-        masks = padding_mask, source_padding_mask, attention_mask, source_attention_mask
-        bias = given({"attention_bias": attention_bias})
-        return self.attend(inputs, source, *masks, **bias)[1]
-
     def padding_masks(self, inputs, source, padding_mask, source_padding_mask, source_mask):
         """Checks the arguments of a call and returns the padding masks of inputs and source."""
         self._check_inputs(inputs=inputs, source=source)

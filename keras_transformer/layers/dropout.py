@@ -5,12 +5,8 @@ from keras import ops
 
 from keras_transformer.arguments import check_number
 from keras_transformer.layers.checks import NotQuantizedMixin
-from keras_transformer.layers.internals import keep_mask
-
-
-def drop(inputs, kept, rate):
-    """Sets what is not kept to 0 and scales the rest by 1 / (1 - rate)."""
-    return ops.where(kept, inputs * (1 / (1 - rate)), 0)
+from keras_transformer.ops.dropout import drop
+from keras_transformer.ops.internals import keep_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

@@ -12,10 +12,10 @@ from keras_transformer.arguments import (
     check_probability,
 )
 from keras_transformer.layers.checks import NotQuantizedMixin, check_ids
-from keras_transformer.layers.internals import keep_mask, look_up_rows
-from keras_transformer.ops.attention import soft_capped
+from keras_transformer.ops.internals import keep_mask, look_up_rows
 from keras_transformer.ops.masks import padding_mask
 from keras_transformer.ops.projection import columns_of, project
+from keras_transformer.ops.softmax import soft_capped
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

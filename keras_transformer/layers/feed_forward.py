@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer, check_probability
-from keras_transformer.layers.compiled import feed_forward, has_own_gradients
 from keras_transformer.layers.dropout import InnerDropout
 from keras_transformer.layers.projection import LoRAMixin, add_projection
+from keras_transformer.ops.compiled import feed_forward, has_own_gradients
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -88,7 +88,8 @@ class FeedForward(LoRAMixin, keras.layers.Layer):
     def call(self, inputs, training=None):
         widen = self.gate_widen if self.gated else self.widen
         if training and self._is_recomputed(inputs, widen):
-            return feed_forward(inputs, widen, self._activations, self.narrow)
+            projections = ((each.kernel, each.bias) for each in (widen, self.narrow))
+            return feed_forward(inputs, self._activations, *projections)
         activations = self._activations(widen(inputs))
         return self.narrow(self._dropout(activations, training=training))
 

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_number
-from keras_transformer.layers.compiled import has_own_gradients, normalise
+from keras_transformer.ops.compiled import has_own_gradients, normalise
 
 NORM_EPSILON = 1e-5
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.layers.checks import NotQuantizedMixin, check_arguments, check_vectors
-from keras_transformer.ops.attention import spread_by_distance
+from keras_transformer.ops.positions import spread_by_distance
 
 LONGEST = 2**20  # tokens
 

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.layers.checks import NotQuantizedMixin, check_per_token, check_vectors
-from keras_transformer.layers.internals import look_up_rows
+from keras_transformer.ops.internals import look_up_rows
 from keras_transformer.ops.positions import check_even, segment_positions, sinusoidal_positions
 
 # For learned positions, and for all tables of BERT, as in its released code.

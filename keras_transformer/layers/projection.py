@@ -6,7 +6,7 @@ import itertools
 from keras import initializers, ops
 
 from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.layers.compiled import has_own_gradients, projected
+from keras_transformer.ops.compiled import has_own_gradients, projected
 from keras_transformer.ops.projection import columns_of, project
 
 TARGETS = (

@@ -8,9 +8,9 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.checks import implicit_mask, mask_per_token
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import append_to_cache, relative_shift, split_heads
+from keras_transformer.ops.attention import append_to_cache, split_heads
 from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
-from keras_transformer.ops.positions import check_even, sinusoidal_positions
+from keras_transformer.ops.positions import check_even, relative_shift, sinusoidal_positions
 
 # Arguments of `MultiHeadAttention` that this attention does not have.
 ABSENT = (
@@ -116,11 +116,6 @@ class RelativeAttention(MultiHeadAttention):
         causal = causal_mask(target, start=source - target)
         mask = combine_masks(causal, padding_mask, as_attention_mask(attention_mask))
         return self._attend_with(queries, keys, values, mask, training, bias)
-
-    def attention_scores(self, query, memory=None, *, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return self.attend(query, memory, **masks)[1]
 
     def keys_values(self, value):
         """Projects (batch, source, dim) to keys and values, each (batch, heads, source, dim)."""

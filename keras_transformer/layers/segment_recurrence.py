@@ -4,13 +4,14 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
+from keras_transformer.layers.attention_scores import AttentionScoresMixin
 from keras_transformer.layers.checks import check_per_token, check_vectors
 from keras_transformer.layers.freezing import FrozenPartsMixin
 from keras_transformer.ops.masks import padding_mask
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class SegmentRecurrence(FrozenPartsMixin, keras.layers.Wrapper):
+class SegmentRecurrence(AttentionScoresMixin, FrozenPartsMixin, keras.layers.Wrapper):
     """Gives a stack, in training, a memory of the previous segments.
 
     Row i of each training batch must continue where row i of the previous batch ended, so give
@@ -127,14 +128,8 @@ class SegmentRecurrence(FrozenPartsMixin, keras.layers.Wrapper):
             is_real = ops.logical_and(is_real, same_document[:, -1])
         return outputs, (memories, is_real)
 
-    def attention_scores(self, inputs, token_ids):
-        """The attention weights of each block when a row is read without a memory.
-
-        Returns:
-            A list with one tensor per block, (batch, heads, length, length).
-        """
-        same_document = self._same_document(token_ids[:, :0], token_ids)
-        return self.layer.attention_scores(inputs, None, padding_mask(token_ids), same_document)
+    def scores_in(self, recorded):
+        return self.layer.scores_in(recorded)
 
     def _same_document(self, is_remembered, token_ids):
         """Boolean (batch, length, past + length), True within a document; None for one text."""

@@ -4,10 +4,10 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.layers.attention import AttentionScoresMixin
+from keras_transformer.layers.attention_scores import AttentionScoresMixin, scores_are_recorded
 from keras_transformer.layers.checks import InputChecksMixin, NotQuantizedMixin, implicit_mask
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import attention_weights, merge_heads, split_heads
+from keras_transformer.ops.attention import attend, merge_heads, split_heads
 from keras_transformer.ops.masks import as_attention_mask, combine_masks
 
 
@@ -96,14 +96,11 @@ class SlicedAttention(
             kernel = ops.reshape(self.query_key_value, (self.num_heads, 3 * dim, dim))
             kernel = ops.swapaxes(ops.cast(kernel, slices.dtype), 1, 2)
             queries, keys, values = ops.split(ops.matmul(slices, kernel), 3, axis=-1)
-        weights = attention_weights(queries, keys, mask)
+        keeps_weights = scores_are_recorded()
+        context, weights = attend(queries, keys, values, mask, keeps_weights=keeps_weights)
         self.record_scores(weights)
-        outputs = merge_heads(ops.matmul(weights, values))
+        outputs = merge_heads(context)
         return self.output_projection(outputs) if self.use_projections else outputs
-
-    def attention_scores(self, inputs, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, (batch, heads, length, length)."""
-        return self.attend(inputs, padding_mask, attention_mask)[1]
 
     def get_config(self):
         return {

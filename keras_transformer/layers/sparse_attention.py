@@ -3,10 +3,11 @@
 import keras
 from keras import ops
 
-from keras_transformer.layers.attention import MultiHeadAttention, scores_are_recorded
+from keras_transformer.layers.attention import MultiHeadAttention
+from keras_transformer.layers.attention_scores import scores_are_recorded
 from keras_transformer.layers.checks import implicit_mask
 from keras_transformer.layers.dropout import ReproducibleDropout
-from keras_transformer.ops.attention import merge_heads
+from keras_transformer.ops.attention import merge_heads, repeat_heads
 from keras_transformer.ops.masks import combine_masks
 from keras_transformer.ops.sparse_attention import SparsePattern
 
@@ -139,18 +140,12 @@ class SparseAttention(MultiHeadAttention):
         queries, keys, values = self._self_heads(query)
         context = self._pattern.attend(
             queries,
-            *self._repeated(keys, values),
+            repeat_heads(keys, self.num_heads),
+            repeat_heads(values, self.num_heads),
             padding_mask=implicit_mask(query, padding_mask),
             dropout=lambda powers: next(dropouts)(powers, training=training),
         )
         return self.output_projection(merge_heads(context))
-
-    def attention_scores(
-        self, query, value=None, key=None, *, padding_mask=None, attention_mask=None
-    ):
-        """The weights of a call with the same arguments, (batch, heads, length, length)."""
-        masks = {"padding_mask": padding_mask, "attention_mask": attention_mask}
-        return self.attend(query, value, key, **masks)[1]
 
     def step(self, inputs, cache, mask, position=None):
         if cache is None:

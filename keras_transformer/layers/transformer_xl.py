@@ -73,10 +73,6 @@ class TransformerXLBlock(TransformerBlock):
 
         return self.rematerialised(forward, training, inputs, {"memory": memory})
 
-    def attention_scores(self, inputs, memory=None, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, (batch, heads, target, source)."""
-        return self.attend(inputs, memory, padding_mask, attention_mask)[1]
-
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`."""
         residual = self.around_self_attention
@@ -144,10 +140,6 @@ class TransformerXL(TransformerStack):
             longer.append(ops.stop_gradient(past))
             outputs = block(outputs, memory, **masks, training=training)
         return self.finish(outputs), longer
-
-    def attention_scores(self, inputs, memories=None, padding_mask=None, attention_mask=None):
-        """The weights of a call with the same arguments, a list with one tensor a block."""
-        return self.attend(inputs, memories, padding_mask, attention_mask)[1]
 
     def step(self, inputs, cache, mask, position=None):
         """One position for several beams of each row, as of `RelativeAttention.step`.

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
+from keras_transformer.layers.attention_scores import recorded_scores
 from keras_transformer.layers.decoder import Decoder
 from keras_transformer.layers.dropout import ReproducibleDropout
 from keras_transformer.layers.embedding import IgnoredToken, TokenEmbedding, VocabularyBias
@@ -174,15 +175,13 @@ class TranslationModel(DecoderModel):
             "encoder", "decoder" (self-attention) and "cross" (from target to source).
         """
         vectors, source_mask = self._embedded_source(source_ids)
-        source, encoder_scores = self.encoder.attend(vectors, source_mask)
-        pairs = self.decoder.attention_scores(
-            self.with_positions(self.target_embedding(target_ids)),
-            source,
-            padding_mask(target_ids),
-            source_mask,
-        )
+        with recorded_scores() as recorded:
+            source = self.encoder(vectors, source_mask, training=False)
+            targets = self.with_positions(self.target_embedding(target_ids))
+            self.decoder(targets, source, padding_mask(target_ids), source_mask, training=False)
+        pairs = self.decoder.scores_in(recorded)
         return {
-            "encoder": encoder_scores,
+            "encoder": self.encoder.scores_in(recorded),
             "decoder": [self_scores for self_scores, _ in pairs],
             "cross": [cross_scores for _, cross_scores in pairs],
         }

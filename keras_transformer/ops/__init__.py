@@ -1,4 +1,4 @@
-"""Functions of tensors, written with `keras.ops` only."""
+"""Functions of tensors: masks, attention, positions."""
 
 from keras_transformer.ops.masks import (
     causal_mask,

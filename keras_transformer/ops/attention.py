@@ -1,11 +1,118 @@
-"""Dot-product attention, heads, logits by distance, and the cache of decoding."""
-
-import math
+"""Multi-head attention as a function of tensors: the choice of a kernel, heads, and the cache."""
 
 import keras
 from keras import ops
 
+from keras_transformer.ops.chunked_attention import attend_in_chunks
+from keras_transformer.ops.compiled import call_either
+from keras_transformer.ops.dropout import drop
+from keras_transformer.ops.fused_attention import attend_fused, suits_cudnn
+from keras_transformer.ops.internals import draw_seed, is_compiled, keep_mask
+from keras_transformer.ops.positions import spread_by_distance
 from keras_transformer.ops.projection import known_rows
+from keras_transformer.ops.softmax import attention_weights
+
+MIN_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
+
+
+def attend(
+    queries,
+    keys,
+    values,
+    mask=None,
+    bias=None,
+    soft_cap=None,
+    rate=0.0,
+    seed_generator=None,
+    keeps_weights=False,
+):
+    """The values mixed by their attention weights.
+
+    cuDNN computes them in one kernel where it can. Otherwise long sequences are computed in chunks
+    of targets, and short ones with all weights at once, as they are wherever the weights are asked
+    for.
+
+    Args:
+        queries: (batch, heads, target, dim).
+        keys: (batch, key_heads, source, dim); each of their heads is shared by as many neighbouring
+            heads of queries.
+        values: (batch, key_heads, source, value_dim).
+        mask: boolean, broadcasts to (batch, 1, target, source), or None.
+        bias: added to the logits, broadcasts to (batch, heads, target, source); or that of each
+            distance, as of `ops.positions.spread_by_distance`; or None.
+        soft_cap: as of `ops.softmax.attention_weights`.
+        rate: probability in [0, 1) with which a weight is dropped.
+        seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
+        keeps_weights: whether the weights are returned, too.
+
+    Returns:
+        The pair of the context, (batch, heads, target, value_dim), and the weights before dropout,
+        (batch, heads, target, source), which are None unless `keeps_weights`.
+    """
+    if bias is not None:
+        keys, values = (repeat_heads(each, queries.shape[1]) for each in (keys, values))
+    sharing = queries.shape[1] // keys.shape[1]
+    if sharing > 1:
+        mask, queries = _joined_mask(mask, queries, sharing), join_heads(queries, sharing)
+    seed, weights = draw_seed(seed_generator) if rate else None, None
+    arguments = queries, keys, values, mask, bias, soft_cap, rate, seed
+    is_plain = bias is None and soft_cap is None and not rate
+    if keeps_weights:
+        context, weights = attend_at_once(*arguments)
+    elif is_plain and suits_cudnn(queries, keys, values):
+        context = attend_fused(queries, keys, values, mask)
+    else:
+        context = call_either(
+            is_long(queries, keys, bias, sharing),
+            lambda: attend_in_chunks(*arguments),
+            lambda: attend_at_once(*arguments)[0],
+        )
+    if sharing > 1:
+        context = separate_heads(context, sharing)
+        weights = None if weights is None else separate_heads(weights, sharing)
+    return context, weights
+
+
+def is_long(queries, keys, bias=None, sharing=1):
+    """Whether attention of (..., target, dim) to (..., source, dim) is computed in chunks.
+
+    A head that several have been joined to may have as many weights as all of these.
+
+    On TensorFlow, lengths that are unknown are compared when XLA compiles a program for them: the
+    answer is then a tensor. Without XLA they count as short, because a branch would slow down every
+    step of short sequences. So does float64, which the sums over chunks would round to float32, and
+    a bias of each pair of positions, which is as large as the weights.
+    """
+    backend = keras.backend.backend()
+    if (bias is not None and len(bias.shape) != 3) or backend not in ("tensorflow", "jax"):
+        return False
+    if backend == "tensorflow" and queries.dtype == "float64":
+        return False
+    lengths = queries.shape[-2], keys.shape[-2]
+    if None in lengths:
+        if not is_compiled():
+            return False
+        lengths = ops.shape(queries)[-2], ops.shape(keys)[-2]
+    return lengths[0] * lengths[1] >= sharing * MIN_WEIGHTS
+
+
+def attend_at_once(queries, keys, values, mask=None, bias=None, soft_cap=None, rate=0.0, seed=None):
+    """The pair of the context and of all weights before dropout.
+
+    The arguments are those of `attend`, but for as many heads of keys as of queries, and for a seed
+    of `ops.internals.draw_seed` in place of a generator.
+    """
+    if bias is not None and len(bias.shape) == 3:
+        bias = spread_by_distance(bias, ops.shape(queries)[2])
+    weights = attention_weights(queries, keys, mask, bias, soft_cap)
+    return mix(weights, values, rate, seed), weights
+
+
+def mix(weights, values, rate=0.0, seed=None):
+    """The values mixed by their weights, some of which are dropped at a `rate` above 0."""
+    if rate:
+        weights = drop(weights, keep_mask(ops.shape(weights), rate, seed), rate)
+    return ops.matmul(weights, values)
 
 
 def split_heads(inputs, num_heads):
@@ -22,72 +129,6 @@ def merge_heads(inputs):
     length = ops.shape(inputs)[2]
     shape = (known_rows(inputs), length, num_heads * dim)
     return ops.reshape(ops.transpose(inputs, (0, 2, 1, 3)), shape)
-
-
-def attention_weights(queries, keys, mask=None, bias=None, soft_cap=None):
-    """How much each target position attends to each source position, (..., heads, target, source).
-
-    softmax(Q K^T / sqrt(d) + bias), computed in float32 under every dtype policy. The weights of a
-    fully masked target position are all zero.
-
-    Source: Vaswani et al. 2017, equation 1 (https://arxiv.org/abs/1706.03762).
-
-    Args:
-        queries: (..., heads, target, dim).
-        keys: (..., heads, source, dim).
-        mask: boolean, broadcasts to the weights; True where attention is allowed; None allows all.
-        bias: added to the logits, broadcasts to the weights, or None.
-        soft_cap: the products are kept between minus this number and it, as of `soft_capped`; None
-            for no limit.
-    """
-    # The same as scaling the logits, up to rounding: fewer numbers are touched, and logits
-    # of float16 overflow later.
-    queries = queries * (1.0 / math.sqrt(queries.shape[-1]))
-    logits = ops.matmul(queries, ops.swapaxes(keys, -1, -2))
-    if soft_cap is not None:
-        logits = soft_capped(ops.cast(logits, wide_dtype(logits)), soft_cap)
-    return ops.cast(masked_softmax(logits, mask, bias), queries.dtype)
-
-
-def soft_capped(logits, soft_cap):
-    """Logits that stay between `-soft_cap` and `soft_cap`: soft_cap * tanh(logits / soft_cap).
-
-    Source: Gemma Team 2024, section 2 (https://arxiv.org/abs/2408.00118).
-
-    Examples:
-        >>> soft_capped(keras.ops.array([1.0, 1000.0]), 30.0).numpy().round(2).tolist()
-        [1.0, 30.0]
-    """
-    return soft_cap * ops.tanh(logits / soft_cap)
-
-
-def wide_dtype(tensor):
-    """The dtype in which what must not be rounded is computed: float32, or float64."""
-    return keras.backend.result_type(tensor.dtype, "float32")
-
-
-def masked_softmax(logits, mask=None, bias=None):
-    """A softmax over the last axis, at least in float32; zero in a fully masked row.
-
-    The weights have the shape and dtype of the logits, (..., heads, target, source).
-    """
-    dtype, wide = logits.dtype, wide_dtype(logits)
-    logits = ops.cast(logits, wide)
-    if bias is not None:
-        logits = logits + ops.cast(bias, wide)
-    if mask is None:
-        return ops.cast(_softmax(logits), dtype)
-    # Finite, so that a fully masked row gives no NaN. Chosen rather than added: TensorFlow fuses an
-    # addition into the product before it, for which oneDNN has only its reference code on most
-    # processors, up to 200 times slower.
-    logits = ops.where(mask, logits, -1e30)
-    allowed = ops.cast(ops.any(mask, axis=-1, keepdims=True), wide)
-    return ops.cast(_softmax(logits) * allowed, dtype)
-
-
-def _softmax(logits):
-    # Keras warns of a softmax over one number; at the first step of decoding there is just one.
-    return ops.ones_like(logits) if logits.shape[-1] == 1 else ops.softmax(logits, axis=-1)
 
 
 def join_heads(inputs, count):
@@ -111,52 +152,22 @@ def separate_heads(inputs, count):
     return ops.reshape(inputs, (known_rows(inputs), num_heads * count, length // count, dim))
 
 
-def relative_shift(logits):
-    """Moves logits from the column of their distance to the column of their source position.
+def repeat_heads(inputs, num_heads):
+    """Repeats heads that are shared by neighbouring ones, for what does not know that they are.
 
-    In (batch, heads, target, source) logits, column c holds those of the distance source - 1 - c.
-    The last target stands at the last source, so each target finds its sources one column further
-    left than the target before it. Reading the same numbers as rows of another length moves them. A
-    source after its target has no distance; its logit is meaningless and must be masked.
-
-    Source: Dai et al. 2019, appendix B (https://arxiv.org/abs/1901.02860).
-
-    Examples:
-        >>> logits = keras.ops.array([[[[2, 1, 0], [5, 4, 3]]]])
-        >>> relative_shift(logits)[0, 0].numpy().tolist()
-        [[1, 0, 0], [5, 4, 3]]
+    (batch, key_heads, length, dim) -> (batch, num_heads, length, dim).
     """
-    _, num_heads, target, source = ops.shape(logits)
-    padded = ops.pad(logits, ((0, 0), (0, 0), (0, 0), (1, 0)))
-    batch = known_rows(logits)
-    rows = ops.reshape(padded, (batch, num_heads, source + 1, target))
-    return ops.reshape(rows[:, :, 1:], (batch, num_heads, target, source))
+    sharing = num_heads // inputs.shape[1]
+    return inputs if sharing == 1 else ops.repeat(inputs, sharing, axis=1)
 
 
-def spread_by_distance(bias, target):
-    """The bias of each pair of positions, from that of each distance.
-
-    Args:
-        bias: (batch, heads, target + source): at column c that of the distance c - target, which is
-            the position of the source less that of the target.
-        target: number of targets, an integer scalar.
-
-    Returns:
-        (batch, heads, target, source).
-
-    Examples:
-        >>> spread_by_distance(keras.ops.array([[[-2, -1, 0, 1, 2]]]), 2)[0, 0].numpy().tolist()
-        [[0, 1, 2], [-1, 0, 1]]
-    """
-    batch_size, num_heads, columns = ops.shape(bias)
-    # Reading equal rows as shorter ones moves each by one column further than the row before it.
-    row = ops.concatenate([bias[:, :, target:], bias[:, :, :target]], axis=2)
-    rows = ops.broadcast_to(row[:, :, None], (batch_size, num_heads, target, columns))
-    rows = ops.reshape(rows, (known_rows(bias), num_heads, target * columns))
-    # On a CPU the gradient of `slice` takes a tenth of the time of that of an index.
-    rows = ops.slice(rows, (0, 0, 0), (batch_size, num_heads, target * (columns - 1)))
-    rows = ops.reshape(rows, (known_rows(bias), num_heads, target, columns - 1))
-    return ops.slice(rows, (0, 0, 0, 0), (batch_size, num_heads, target, columns - target))
+def _joined_mask(mask, queries, count):
+    """The mask for what `join_heads` makes of queries."""
+    if mask is not None and mask.shape[2] is None:  # it may be 1 and be broadcast
+        mask = ops.logical_and(mask, ops.ones((1, 1, ops.shape(queries)[2], 1), "bool"))
+    if mask is None or mask.shape[2] == 1:
+        return mask
+    return ops.tile(mask, (1, 1, count, 1))
 
 
 def append_to_cache(past, newest, start=None, axis=2):

@@ -77,18 +77,6 @@ def test_the_reference_shows_what_help_shows():
         assert [each.name for each in parameters] == [*inspect.signature(layer_class).parameters]
 
 
-@pytest.mark.parametrize("name", layers.__all__)
-def test_attention_scores_takes_the_arguments_of_a_call(name):
-    layer_class = getattr(layers, name)
-    if hasattr(layer_class, "attention_scores"):
-        asked, called = (
-            list(inspect.signature(method).parameters)
-            for method in (layer_class.attention_scores, layer_class.call)
-        )
-        others = "training", "return_attention_scores"
-        assert asked == [each for each in called if each not in others]
-
-
 @pytest.mark.parametrize("stack", STACKS)
 def test_a_stack_passes_on_what_its_attention_and_projections_take(stack):
     ones = keras.initializers.Constant(0.5)

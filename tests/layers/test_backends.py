@@ -56,7 +56,7 @@ training/test_subclasses
 """.split()
 # What is JAX's own, and models; of training, all that is not TensorFlow's own step.
 ON_JAX = """
-layers/test_fused_attention
+ops/test_fused_attention
 layers/test_blocks::test_training_with_rematerialisation_is_training_without
 layers/test_segment_recurrence::test_fit_carries_the_memory_on_every_backend
 models/test_translation::test_cached_steps_of_a_reloaded_model_equal_one_pass

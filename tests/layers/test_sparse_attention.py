@@ -175,7 +175,8 @@ def test_an_encoder_with_a_pattern_is_a_dense_one_with_its_mask(pattern, tmp_pat
     dense.set_weights(fill(sparse).get_weights())
     masks = {"padding_mask": keras.ops.array(REAL)}
     mask = sparse.blocks[0].self_attention.pattern_mask(LENGTH)
-    expected, scores = dense.attend(inputs, **masks, attention_mask=mask)
+    expected = dense(inputs, **masks, attention_mask=mask)
+    scores = dense.attention_scores(inputs, **masks, attention_mask=mask)
     np.testing.assert_allclose(array(sparse(inputs, **masks)), array(expected), atol=1e-5)
     for ours, theirs in zip(sparse.attention_scores(inputs, **masks), scores, strict=True):
         np.testing.assert_allclose(array(ours), array(theirs), atol=1e-5, err_msg="scores")
@@ -246,7 +247,7 @@ def test_arguments_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"key of shape None, attention_mask of shape \(1, 5, 5"):
         layer(inputs, attention_mask=causal_mask(5))
     with pytest.raises(ValueError, match=r"within one sequence.*value of shape \(2, 5, 6\)"):
-        layer.attend(inputs, inputs)
+        layer.attention_scores(inputs, inputs)
     decoder = Decoder(1, num_heads=2, intermediate_dim=7, attention_pattern=PATTERNS["local"])
     with pytest.raises(ValueError, match=r"Use MultiHeadAttention for .* an attention_mask"):
         decoder(inputs, attention_mask=causal_mask(5))

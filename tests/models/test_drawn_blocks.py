@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.layers import memory_efficient_attention
+from keras_transformer.ops import attention, chunked_attention
 from tests.models.test_todays_blocks import token_by_token
 from tests.reference import array, fill
 
@@ -104,7 +104,7 @@ def test_a_drawn_model_is_the_same_in_every_way(number, monkeypatch, tmp_path):
     whole = gradients(model, ids)
     check_alike(whole[:1], [expected])
     check_alike(tf.function(lambda: gradients(model, ids), jit_compile=True)(), whole)
-    monkeypatch.setattr(memory_efficient_attention, "MIN_WEIGHTS", 1)
-    monkeypatch.setattr(memory_efficient_attention, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(attention, "MIN_WEIGHTS", 1)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 3)
     for jit_compile in (False, True):
         check_alike(tf.function(lambda: gradients(model, ids), jit_compile=jit_compile)(), whole)

@@ -397,7 +397,7 @@ def test_own_attentions_may_share_heads():
     vectors = np.random.normal(size=(2, 5, 12)).astype("float32")
     layer = kt.AdditiveAttention(6, num_key_value_heads=2)
     layer(vectors)
-    _, scores = layer.attend(vectors)
+    scores = layer.attention_scores(vectors)
     assert tuple(scores.shape) == (2, 6, 5, 5)
     assert (truth(scores) > 0).all()
 

@@ -4,12 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_transformer.ops.attention import (
-    attention_weights,
-    merge_heads,
-    relative_shift,
-    split_heads,
-)
+from keras_transformer.ops.attention import merge_heads, split_heads
+from keras_transformer.ops.positions import relative_shift
+from keras_transformer.ops.softmax import attention_weights
 from tests import reference
 from tests.reference import array, normal
 

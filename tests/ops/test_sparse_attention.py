@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.ops import combine_masks
-from keras_transformer.ops.attention import attention_weights
+from keras_transformer.ops.softmax import attention_weights
 from keras_transformer.ops.sparse_attention import SparsePattern
 from tests import reference
 from tests.reference import array, normal, truth

@@ -23,7 +23,7 @@ from keras_transformer.data import (
     TokenBatches,
     tokenize_documents,
 )
-from keras_transformer.layers import memory_efficient_attention
+from keras_transformer.ops import attention, chunked_attention
 from keras_transformer.tokenizers import train_word_pieces
 from keras_transformer.training import PretrainingLoss, TokenAccuracy, TokenCrossentropy
 
@@ -100,7 +100,7 @@ def shapes_of(dataset):
 
 
 def main(kind):
-    memory_efficient_attention.MIN_WEIGHTS, memory_efficient_attention.CHUNK_ROWS = LONG**2, 7
+    attention.MIN_WEIGHTS, chunked_attention.CHUNK_ROWS = LONG**2, 7
     keras.utils.set_random_seed(3)
     model, (train, valid), settings = KINDS[kind]()
     model.compile("adam", jit_compile=True, **settings)

@@ -18,15 +18,16 @@ def attention_engine(kind, workload):
     jax = import_jax(workload)
     import jax.numpy as jnp
 
-    from keras_transformer.layers import memory_efficient_attention as efficient
-    from keras_transformer.ops.attention import attention_weights
+    from keras_transformer.ops.attention import attend_at_once
+    from keras_transformer.ops.chunked_attention import attend_in_chunks
+    from keras_transformer.ops.fused_attention import attend_fused, has_gpu
 
-    if kind == ON_GPUS and not efficient.has_gpu():
+    if kind == ON_GPUS and not has_gpu():
         raise RuntimeError("cuDNN's kernel needs an NVIDIA GPU")
     attend = {
-        "all weights at once": lambda q, k, v, mask: jnp.matmul(attention_weights(q, k, mask), v),
-        "in chunks": efficient.chunked_attention_on_jax,
-        ON_GPUS: efficient.fused_attention,
+        "all weights at once": lambda *arguments: attend_at_once(*arguments)[0],
+        "in chunks": attend_in_chunks,
+        ON_GPUS: attend_fused,
     }[kind]
 
     def gradients(queries, keys, values, mask):

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import Decoder, MultiHeadAttention
-from keras_transformer.layers import memory_efficient_attention as module
-from keras_transformer.ops import causal_mask
+from keras_transformer.ops import attention, causal_mask, chunked_attention
+from keras_transformer.ops.chunked_attention import attend_in_chunks
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's")
 # XLA takes seconds for each; 0 has no mask, 1 and 5 drop weights, 6 is of targets and sources.
@@ -31,11 +31,11 @@ def noise(seed, shape, rate, rows):
     """The factors of all chunks of an attention, side by side."""
     import tensorflow as tf
 
-    from keras_transformer.layers.internals import keep_mask_from_seed
+    from keras_transformer.ops.internals import keep_mask
 
     batch, heads, target, source = shape
     chunks = [
-        keep_mask_from_seed(seed + [chunk, 0], (batch, heads, rows, source), rate)
+        keep_mask((batch, heads, rows, source), rate, seed + [chunk, 0])
         for chunk in range(-(-target // rows))
     ]
     return tf.cast(tf.concat(chunks, axis=2)[:, :, :target], "float32") / (1 - rate)
@@ -45,11 +45,11 @@ def noise(seed, shape, rate, rows):
 def test_chunks_equal_the_whole_and_so_do_gradients(number, jit_compile, monkeypatch):
     import tensorflow as tf
 
-    from keras_transformer.layers.internals import draw_seed
-    from keras_transformer.ops.attention import attention_weights
+    from keras_transformer.ops.internals import draw_seed
+    from keras_transformer.ops.softmax import attention_weights
 
     tensors, mask, rate, most = drawn(number)
-    monkeypatch.setattr(module, "CHUNK_ROWS", most)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", most)
     shape = (*tensors[0].shape[:3], tensors[1].shape[2])
     chunks = -(-shape[2] // most)
     rows = -(-shape[2] // chunks)
@@ -61,7 +61,7 @@ def test_chunks_equal_the_whole_and_so_do_gradients(number, jit_compile, monkeyp
         return tf.matmul(attention_weights(queries, keys, mask) * factors, values)
 
     def in_chunks(queries, keys, values):
-        return module.chunked_attention(queries, keys, values, mask, rate, seed)
+        return attend_in_chunks(queries, keys, values, mask, rate=rate, seed=seed)
 
     def results(function):
         variables = [tf.constant(tensor) for tensor in tensors]
@@ -88,8 +88,8 @@ def test_a_layer_of_long_sequences_chooses_chunks_unless_scores_are_asked_for(
     mask = causal_mask(9)
     expected = layer(inputs, attention_mask=mask, padding_mask=inputs[..., 0] > -1)
     expected_scores = layer.attention_scores(inputs, attention_mask=mask)
-    monkeypatch.setattr(module, "MIN_WEIGHTS", 81)
-    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(attention, "MIN_WEIGHTS", 81)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 3)
 
     @tf.function
     def call(inputs):
@@ -106,15 +106,15 @@ def test_dropout_drops_the_same_weights_forward_and_backward(monkeypatch):
     """A linear function of the values: its gradient is what it multiplies them by."""
     import tensorflow as tf
 
-    from keras_transformer.layers.internals import draw_seed
+    from keras_transformer.ops.internals import draw_seed
 
-    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 3)
     queries, keys = keras.random.normal((1, 1, 8, 3)), keras.random.normal((1, 1, 7, 3))
     values = tf.random.normal((1, 1, 7, 3))
     seed = draw_seed(keras.random.SeedGenerator(3))
     with tf.GradientTape() as tape:
         tape.watch(values)
-        outputs = module.chunked_attention(queries, keys, values, None, 0.5, seed)
+        outputs = attend_in_chunks(queries, keys, values, rate=0.5, seed=seed)
         total = tf.reduce_sum(outputs)
     slope = tape.gradient(total, values)
     np.testing.assert_allclose(tf.reduce_sum(slope * values), total, rtol=1e-5)
@@ -126,17 +126,15 @@ def test_no_rows_of_targets_share_noise_within_a_step_or_between_steps(monkeypat
     """Equal weights of equal sources: the context of a target is how its row was dropped."""
     import tensorflow as tf
 
-    monkeypatch.setattr(module, "MIN_WEIGHTS", 0)
-    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(attention, "MIN_WEIGHTS", 0)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 3)
     generator, zeros = keras.random.SeedGenerator(3), tf.zeros([1, 1, 9, 64])
 
     @tf.function(jit_compile=jit_compile)
     def kept_at_a_step():
         values = tf.eye(64)[None, None]
         keys = tf.zeros_like(values)
-        return module.memory_efficient_attention(
-            zeros, keys, values, rate=0.5, seed_generator=generator
-        )
+        return attention.attend(zeros, keys, values, rate=0.5, seed_generator=generator)[0]
 
     rows = np.concatenate([kept_at_a_step()[0, 0] for _ in range(4)]) > 0
     assert len(np.unique(rows, axis=0)) == len(rows)
@@ -146,8 +144,8 @@ def test_no_rows_of_targets_share_noise_within_a_step_or_between_steps(monkeypat
 def test_lengths_that_vary_choose_chunks_when_xla_compiles_for_them(monkeypatch, lengths):
     import tensorflow as tf
 
-    monkeypatch.setattr(module, "MIN_WEIGHTS", 40)
-    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(attention, "MIN_WEIGHTS", 40)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 3)
     draw = np.random.default_rng(3)
     target, source = (draw.normal(size=(2, n, 4)).astype("float32") for n in lengths)
     mask = draw.random((2, lengths[1])) < 0.7
@@ -175,9 +173,9 @@ def test_lengths_that_vary_choose_chunks_when_xla_compiles_for_them(monkeypatch,
 def test_a_soft_cap_and_values_of_another_width_are_the_same_in_chunks(monkeypatch, soft_cap):
     import tensorflow as tf
 
-    from keras_transformer.ops.attention import attention_weights
+    from keras_transformer.ops.softmax import attention_weights
 
-    monkeypatch.setattr(module, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 3)
     tensors = [tf.random.normal((2, 3, n, d), seed=d) for n, d in ((8, 4), (7, 4), (7, 5))]
     mask = tf.random.uniform((2, 1, 8, 7), seed=3) < 0.7
 
@@ -185,7 +183,7 @@ def test_a_soft_cap_and_values_of_another_width_are_the_same_in_chunks(monkeypat
         return tf.matmul(attention_weights(queries, keys, mask, soft_cap=soft_cap), values)
 
     def in_chunks(*tensors):
-        return module.chunked_attention(*tensors, mask, soft_cap=soft_cap)
+        return attend_in_chunks(*tensors, mask, soft_cap=soft_cap)
 
     def outputs_and_gradients(function):
         with tf.GradientTape() as tape:
@@ -205,11 +203,12 @@ def test_a_soft_cap_and_values_of_another_width_are_the_same_in_chunks(monkeypat
 def test_biases_by_distance_are_the_same_in_chunks(monkeypatch, number, jit_compile):
     import tensorflow as tf
 
-    from keras_transformer.layers.internals import draw_seed
-    from keras_transformer.ops.attention import attention_weights, spread_by_distance
+    from keras_transformer.ops.internals import draw_seed
+    from keras_transformer.ops.positions import spread_by_distance
+    from keras_transformer.ops.softmax import attention_weights
 
     tensors, mask, rate, most = drawn(number)
-    monkeypatch.setattr(module, "CHUNK_ROWS", most)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", most)
     batch, heads, target, _ = tensors[0].shape
     source, soft_cap = tensors[1].shape[2], (None, 0.7)[number % 3 == 1]
     rows = -(-target // -(-target // most))
@@ -224,7 +223,7 @@ def test_biases_by_distance_are_the_same_in_chunks(monkeypatch, number, jit_comp
 
     def in_chunks(*three_and_bias):
         *three, bias = three_and_bias
-        return module.chunked_attention(*three, mask, rate, seed, soft_cap, bias)
+        return attend_in_chunks(*three, mask, bias, soft_cap, rate, seed)
 
     def results(function):
         variables = [tf.constant(tensor) for tensor in tensors]
@@ -269,8 +268,8 @@ def test_a_long_stack_with_a_bias_attends_in_chunks(monkeypatch, kind, jit_compi
 
     inputs = keras.random.normal((2, 9, 8), seed=3)
     no_loops, expected = results()
-    monkeypatch.setattr(module, "MIN_WEIGHTS", 81)
-    monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(attention, "MIN_WEIGHTS", 81)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 4)
     loops, found = results()
     assert no_loops == 0 and loops > 0
     for one, other in zip(found, expected, strict=True):
@@ -278,10 +277,10 @@ def test_a_long_stack_with_a_bias_attends_in_chunks(monkeypatch, kind, jit_compi
 
 
 def test_heads_that_share_keys_need_no_chunks_sooner_than_others(monkeypatch):
-    monkeypatch.setattr(module, "MIN_WEIGHTS", 82)
+    monkeypatch.setattr(attention, "MIN_WEIGHTS", 82)
     queries, keys = keras.ops.zeros((1, 2, 36, 3)), keras.ops.zeros((1, 2, 9, 3))
-    assert module.may_need_chunks(queries, keys)
-    assert not module.may_need_chunks(queries, keys, sharing=4)
+    assert attention.is_long(queries, keys)
+    assert not attention.is_long(queries, keys, sharing=4)
 
 
 @pytest.mark.soak
@@ -291,10 +290,10 @@ def test_4096_tokens_hold_a_fifth_of_the_memory_of_all_weights_at_once():
     import sys
 
     def megabytes(least):
-        command = [sys.executable, "-m", "tests.layers.attention_memory", "4096", str(least)]
+        command = [sys.executable, "-m", "tests.ops.attention_memory", "4096", str(least)]
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         return float(done.stdout.splitlines()[-1])
 
-    in_chunks, at_once = megabytes(module.MIN_WEIGHTS), megabytes(10**9)
+    in_chunks, at_once = megabytes(attention.MIN_WEIGHTS), megabytes(10**9)
     assert in_chunks <= at_once / 5

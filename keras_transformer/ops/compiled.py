@@ -1,4 +1,4 @@
-"""Layers for XLA on TensorFlow that keep less for the backward pass, and move less.
+"""Functions for XLA on TensorFlow that keep less for the backward pass, and move less.
 
 On a GPU a training step is bound by what it moves to and from memory. XLA fuses element-wise work
 into products, but left alone it keeps whatever the backward pass reads. The functions here say what
@@ -16,8 +16,7 @@ docs/h100.md lists what each saves.
 
 import keras
 
-from keras_transformer.layers.internals import after, attach_recipe, is_compiled, recompute
-from keras_transformer.ops.attention import masked_softmax
+from keras_transformer.ops.internals import after, attach_recipe, is_compiled, recompute
 from keras_transformer.ops.projection import known_rows
 
 if keras.backend.backend() == "tensorflow":
@@ -104,12 +103,19 @@ def projected(inputs, kernel, bias=None, adds_bias_first=False):
     return tf.reshape(outputs, [known_rows(inputs), *sizes, kernel.shape[0]])
 
 
-def compiled_attention_weights(queries, keys, mask=None):
-    """`ops.attention.attention_weights`, which keeps only the weights for the backward pass."""
+def softmax_of_products(softmax, queries, keys):
+    """A softmax over the products with all keys, which keeps only its outputs for the gradient.
+
+    Args:
+        softmax: a function of logits, (..., target, source), which returns what has their shape and
+            dtype.
+        queries: (..., target, dim), already scaled.
+        keys: (..., source, dim).
+    """
 
     @tf.custom_gradient
-    def softmax(logits):
-        weights = masked_softmax(logits, mask)
+    def forward(logits):
+        weights = softmax(logits)
 
         def gradient(upstream):
             # Else XLA would leave out the rounding, and keep logits to compute weights in float32.
@@ -120,10 +126,10 @@ def compiled_attention_weights(queries, keys, mask=None):
 
         return weights, gradient
 
-    return softmax(tf.matmul(queries * queries.shape[-1] ** -0.5, keys, transpose_b=True))
+    return forward(tf.matmul(queries, keys, transpose_b=True))
 
 
-def feed_forward(inputs, widen, activate, narrow):
+def feed_forward(inputs, activate, widen, narrow):
     """`narrow(activate(widen(inputs)))`, whose backward pass widens again.
 
     The widened vectors are by far the largest tensor of a block, and their product is a fifteenth
@@ -131,9 +137,10 @@ def feed_forward(inputs, widen, activate, narrow):
 
     Args:
         inputs: (..., dim).
-        widen: the `Projection` to the inner width, or to that of gates and what they multiply.
         activate: a function from what `widen` returns to what `narrow` takes, for each vector.
-        narrow: the `Projection` back, with a bias if `widen` has one.
+        widen: kernel, (inner_dim, input_dim), and bias, (inner_dim,) or None, of the projection to
+            the inner width, or to that of gates and what they multiply.
+        narrow: those of the projection back, with a bias if `widen` has one.
 
     Returns:
         Same shape and dtype as `inputs`.
@@ -157,6 +164,16 @@ def feed_forward(inputs, widen, activate, narrow):
 
         return outputs_of(inputs_, *weights), gradient
 
-    weights = widen.kernel, narrow.kernel, widen.bias, narrow.bias
+    weights = widen[0], narrow[0], widen[1], narrow[1]
     weights = [tf.convert_to_tensor(weight) for weight in weights if weight is not None]
     return forward(inputs, *weights)
+
+
+def call_either(condition, if_true, if_false):
+    """Calls one of two functions; the condition is a Python boolean, or a tensor under XLA.
+
+    XLA compiles both branches of a `tf.cond`, but of a case only that for the shape at hand.
+    """
+    if isinstance(condition, bool):
+        return if_true() if condition else if_false()
+    return tf.switch_case(tf.cast(condition, tf.int32), [if_false, if_true])

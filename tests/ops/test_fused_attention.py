@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import MultiHeadAttention
-from keras_transformer.layers import memory_efficient_attention as module
-from keras_transformer.ops.attention import attention_weights, spread_by_distance
+from keras_transformer.ops import attention, chunked_attention, fused_attention
+from keras_transformer.ops.positions import spread_by_distance
+from keras_transformer.ops.softmax import attention_weights
 
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
 
@@ -24,7 +25,7 @@ def test_drawn_attention_and_its_gradients_equal_ours(number):
     mask = None if number == 0 else jax.numpy.array(draw.random(sizes[number % 3]) < 0.4)
 
     def fused(*tensors):
-        return module.fused_attention(*tensors, mask, implementation="xla")
+        return fused_attention.attend_fused(*tensors, mask, implementation="xla")
 
     def ours(queries, keys, values):
         return jax.numpy.matmul(attention_weights(queries, keys, mask), values)
@@ -39,7 +40,7 @@ def test_drawn_attention_and_its_gradients_equal_ours(number):
 def test_attention_in_chunks_and_its_gradients_equal_ours(number, monkeypatch):
     import jax
 
-    monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 7)
     draw = np.random.default_rng(number)
     batch, heads, dim = draw.integers(1, 4, 3)
     target, source = draw.integers(6, 40, 2)
@@ -49,7 +50,7 @@ def test_attention_in_chunks_and_its_gradients_equal_ours(number, monkeypatch):
     mask = None if number == 0 else jax.numpy.array(draw.random(sizes[number % 3]) < 0.4)
 
     def in_chunks(*tensors):
-        return module.chunked_attention_on_jax(*tensors, mask)
+        return chunked_attention.attend_in_chunks(*tensors, mask)
 
     def ours(queries, keys, values):
         return jax.numpy.matmul(attention_weights(queries, keys, mask), values)
@@ -63,15 +64,15 @@ def test_attention_in_chunks_and_its_gradients_equal_ours(number, monkeypatch):
 def test_biases_by_distance_are_the_same_in_chunks(monkeypatch):
     import jax
 
-    monkeypatch.setattr(module, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 4)
     draw = np.random.default_rng(3)
     shapes = [(2, 3, 9, 4), (2, 3, 7, 4), (2, 3, 7, 5), (1, 3, 16)]
     tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
     mask = jax.numpy.array(draw.random((2, 1, 9, 7)) < 0.7)
 
     def in_chunks(queries, keys, values, bias):
-        return module.chunked_attention_on_jax(
-            queries, keys, values, mask, soft_cap=0.7, bias=jax.numpy.array(bias)
+        return chunked_attention.attend_in_chunks(
+            queries, keys, values, mask, jax.numpy.array(bias), soft_cap=0.7
         )
 
     def at_once(queries, keys, values, bias):
@@ -87,21 +88,19 @@ def test_biases_by_distance_are_the_same_in_chunks(monkeypatch):
 def test_chunks_drop_weights_at_the_rate_and_alike_in_both_passes(monkeypatch):
     import jax
 
-    monkeypatch.setattr(module, "CHUNK_ROWS", 7)
+    monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 7)
     shape, rate = (2, 3, 50, 8), 0.25
     draw = np.random.default_rng(0)
     queries, keys = (draw.normal(size=shape).astype("float32") for _ in range(2))
     values = np.ones(shape, "float32")  # each context is the sum of the kept weights
-    seed = keras.random.SeedGenerator(3)
 
     def attend(values):
-        return module.chunked_attention_on_jax(
-            queries, keys, values, None, rate, keras.random.SeedGenerator(3)
-        )
+        seed = keras.random.SeedGenerator(3)
+        return chunked_attention.attend_in_chunks(queries, keys, values, rate=rate, seed=seed)
 
     contexts, gradients_of = jax.vjp(attend, values)
     assert abs(float(contexts.mean()) - 1) < 0.02 and float(contexts.std()) > 0.01
-    again = module.chunked_attention_on_jax(queries, keys, values, None, rate, seed)
+    again = attend(values)
     np.testing.assert_allclose(contexts, again, atol=1e-5)  # compiled otherwise
     # What the values get back is the same weights, transposed.
     upstream = draw.normal(size=shape).astype("float32")
@@ -111,18 +110,18 @@ def test_chunks_drop_weights_at_the_rate_and_alike_in_both_passes(monkeypatch):
 
 
 def test_a_layer_uses_it_on_a_gpu_in_half_precision_without_dropout_or_scores(monkeypatch):
-    calls, fused_attention = [], module.fused_attention
+    calls, fused = [], fused_attention.attend_fused
 
     def counted(*arguments):
         calls.append(arguments)
-        return fused_attention(*arguments, implementation="xla")
+        return fused(*arguments, implementation="xla")
 
-    monkeypatch.setattr(module, "fused_attention", counted)
+    monkeypatch.setattr(attention, "attend_fused", counted)
     layer = MultiHeadAttention(2, dropout=0.5, dtype="mixed_bfloat16")
     inputs = keras.random.normal((3, 6, 16))
     expected = layer(inputs)
     assert not calls, "there is no GPU"
-    monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(fused_attention, "has_gpu", lambda: True)
     np.testing.assert_allclose(layer(inputs), expected, atol=0.02)
     assert len(calls) == 1
     layer(inputs, training=True)

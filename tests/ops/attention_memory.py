@@ -1,6 +1,6 @@
 """The most memory that one step of attention over a long sequence takes.
 
-python -m tests.layers.attention_memory LENGTH MIN_WEIGHTS
+python -m tests.ops.attention_memory LENGTH MIN_WEIGHTS
 
 Prints MB that the step adds to what the process held before, with chunks from MIN_WEIGHTS on.
 """
@@ -10,7 +10,8 @@ import sys
 
 import tensorflow as tf
 
-from keras_transformer.layers import MultiHeadAttention, memory_efficient_attention
+from keras_transformer.layers import MultiHeadAttention
+from keras_transformer.ops import attention
 
 
 def peak():
@@ -18,7 +19,7 @@ def peak():
 
 
 def main(length, least):
-    memory_efficient_attention.MIN_WEIGHTS = int(least)
+    attention.MIN_WEIGHTS = int(least)
     layer = MultiHeadAttention(8)
     inputs = tf.random.stateless_normal([1, int(length), 64], [1, 2])
 

@@ -1,16 +1,15 @@
-"""Dot-product attention that does not hold all of its weights at once.
+"""Dot-product attention of long sequences, which never holds all of its weights.
 
-Long sequences are computed in chunks of targets, unless, on JAX with a GPU, one kernel of cuDNN
-computes everything.
+It is computed in chunks of targets, each of which has one softmax over all sources.
 """
 
 import keras
 from keras import ops
 
-from keras_transformer.layers.compiled import compiled_attention_weights
-from keras_transformer.layers.dropout import drop
-from keras_transformer.layers.internals import after, draw_seed, is_compiled, keep_mask_from_seed
-from keras_transformer.ops.attention import attention_weights, spread_by_distance
+from keras_transformer.ops.dropout import drop
+from keras_transformer.ops.internals import after, keep_mask
+from keras_transformer.ops.positions import spread_by_distance
+from keras_transformer.ops.softmax import attention_weights
 
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
@@ -18,109 +17,13 @@ elif keras.backend.backend() == "jax":
     import jax
     import jax.numpy as jnp
 
-MIN_WEIGHTS = 1024 * 1024  # per head; fewer are faster all at once
 CHUNK_ROWS = 256  # targets at a time
 
 
-def memory_efficient_attention(
-    queries,
-    keys,
-    values,
-    mask=None,
-    rate=0.0,
-    seed_generator=None,
-    soft_cap=None,
-    bias=None,
-    sharing=1,
+def attend_in_chunks(
+    queries, keys, values, mask=None, bias=None, soft_cap=None, rate=0.0, seed=None
 ):
-    """The values mixed by their attention weights, or None where holding all weights is as good.
-
-    Args:
-        queries: (batch, heads, target, dim).
-        keys: (batch, heads, source, dim).
-        values: (batch, heads, source, value_dim).
-        mask: boolean, broadcasts to (batch, heads, target, source), or None.
-        rate: probability in [0, 1) with which a weight is dropped.
-        seed_generator: a `keras.random.SeedGenerator`; needed if `rate` is not 0.
-        soft_cap: as for `ops.attention.attention_weights`.
-        bias: as for `ops.attention.spread_by_distance`, or None.
-        sharing: how many heads each of these has been joined from.
-
-    Returns:
-        (batch, heads, target, value_dim), or None.
-    """
-    is_plain = not rate and soft_cap is None and bias is None
-    if is_plain and suits_cudnn(queries, keys, values):
-        return fused_attention(queries, keys, values, mask)
-    if not may_need_chunks(queries, keys, sharing):
-        return None
-    arguments = queries, keys, values, mask, rate, seed_generator, soft_cap, bias
-    if keras.backend.backend() == "jax":
-        return chunked_attention_on_jax(*arguments)
-    return attention_by_length(*arguments, sharing)
-
-
-def may_need_chunks(queries, keys, sharing=1):
-    """Whether attention of (..., target, dim) to (..., source, dim) is long, or may be.
-
-    A head that several have been joined to may have as many weights as all of these.
-
-    On TensorFlow, unknown lengths may be long where XLA compiles a program for each of them.
-    Without XLA they count as short: a branch would slow down every step of short sequences. So does
-    float64, which the sums over chunks would round to float32.
-    """
-    lengths = queries.shape[-2], keys.shape[-2]
-    if keras.backend.backend() == "jax":
-        return None not in lengths and lengths[0] * lengths[1] >= sharing * MIN_WEIGHTS
-    if keras.backend.backend() != "tensorflow" or queries.dtype == "float64":
-        return False
-    if None in lengths:
-        return is_compiled()
-    return lengths[0] * lengths[1] >= sharing * MIN_WEIGHTS
-
-
-def attention_by_length(
-    queries,
-    keys,
-    values,
-    mask=None,
-    rate=0.0,
-    seed_generator=None,
-    soft_cap=None,
-    bias=None,
-    sharing=1,
-):
-    """`chunked_attention` of long sequences; short ones at once, with the same context.
-
-    Unknown lengths are compared when XLA compiles a program for them. The arguments are those of
-    `memory_efficient_attention`.
-    """
-    seed = draw_seed(seed_generator) if rate else None
-
-    def at_once():
-        if soft_cap is None and bias is None:
-            weights = compiled_attention_weights(queries, keys, mask)
-        else:
-            whole = None if bias is None else spread_by_distance(bias, ops.shape(queries)[2])
-            weights = attention_weights(queries, keys, mask, whole, soft_cap)
-        if rate:
-            weights = drop(weights, keep_mask_from_seed(seed, ops.shape(weights), rate), rate)
-        return ops.matmul(weights, values)
-
-    def in_chunks():
-        return chunked_attention(queries, keys, values, mask, rate, seed, soft_cap, bias)
-
-    is_long = ops.shape(queries)[2] * ops.shape(keys)[2] >= sharing * MIN_WEIGHTS
-    if isinstance(is_long, bool):
-        return in_chunks() if is_long else at_once()
-    # XLA compiles both branches of a `tf.cond`, but of a case only that for the shape at hand.
-    return tf.switch_case(tf.cast(is_long, tf.int32), [at_once, in_chunks])
-
-
-def chunked_attention(
-    queries, keys, values, mask=None, rate=0.0, seed=None, soft_cap=None, bias=None
-):
-    """The same context, computed for some of the targets at a time.
+    """The values mixed by their attention weights, for some of the targets at a time.
 
     The weights of a chunk are recomputed in the backward pass. Dropout draws for each chunk, so
     its noise differs from that of all weights at once.
@@ -128,13 +31,25 @@ def chunked_attention(
     Source: Rabe and Staats 2021 (https://arxiv.org/abs/2112.05682), without their sum over
     chunks of sources: here each target has one softmax over all sources.
 
-    The arguments are those of `memory_efficient_attention`, but for a seed of `draw_seed` in place
-    of a generator.
+    Args:
+        queries: (batch, heads, target, dim).
+        keys: (batch, heads, source, dim).
+        values: (batch, heads, source, value_dim).
+        mask: boolean, broadcasts to (batch, heads, target, source), or None.
+        bias: that of each distance, as of `ops.positions.spread_by_distance`, or None.
+        soft_cap: as of `ops.softmax.attention_weights`.
+        rate: probability in [0, 1) with which a weight is dropped.
+        seed: of `ops.internals.draw_seed`; needed if `rate` is not 0.
+
+    Returns:
+        (batch, heads, target, value_dim).
     """
-    weights_of = _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap)
+    if keras.backend.backend() == "jax":
+        return _attend_on_jax(queries, keys, values, mask, bias, soft_cap, rate, seed)
+    weights_of = _weights_by_chunk(queries, keys, mask, soft_cap, rate, seed)
 
     @tf.custom_gradient
-    def attend(queries, keys, values, *biases):
+    def forward(queries, keys, values, *biases):
         target, *sizes = _sizes(queries)
         in_chunks = _in_chunks(queries, *sizes)
         # Further than any target, those that fill up the last chunk.
@@ -162,10 +77,10 @@ def chunked_attention(
         return context, gradient
 
     biases = () if bias is None else (tf.cast(bias, tf.float32),)
-    return attend(*map(ops.convert_to_tensor, (queries, keys, values)), *biases)
+    return forward(*map(ops.convert_to_tensor, (queries, keys, values)), *biases)
 
 
-def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
+def _weights_by_chunk(queries, keys, mask, soft_cap, rate, seed):
     """A function of the index of a chunk, its queries, (batch, heads, rows, dim), and all keys.
 
     It may be given a bias of the chunk. It returns the weights, (batch, heads, rows, source), and
@@ -190,7 +105,7 @@ def _weights_by_chunk(queries, keys, mask, rate, seed, soft_cap):
         if not rate:
             return weights, None
         # The second number counts steps: counting chunks in it would repeat noise one step later.
-        kept = keep_mask_from_seed(seed + [chunk, 0], ops.shape(weights), rate)
+        kept = keep_mask(ops.shape(weights), rate, seed + [chunk, 0])
         return weights, tf.where(kept, tf.cast(1 / (1 - rate), weights.dtype), 0)
 
     return weights_of
@@ -308,10 +223,8 @@ def _out_of_chunks(tensor, target):
     ]
 
 
-def chunked_attention_on_jax(
-    queries, keys, values, mask=None, rate=0.0, seed_generator=None, soft_cap=None, bias=None
-):
-    """`chunked_attention` on JAX, whose transformations write the backward pass."""
+def _attend_on_jax(queries, keys, values, mask, bias, soft_cap, rate, seed_generator):
+    """`attend_in_chunks` on JAX, whose transformations write the backward pass."""
     target, chunks, rows, missing = _sizes(queries)
     seed = seed_generator.next() if rate else None
 
@@ -344,40 +257,3 @@ def chunked_attention_on_jax(
     dim = values.shape[-1]
     contexts = jnp.moveaxis(contexts, 0, 2).reshape(batch_size, num_heads, chunks * rows, dim)
     return contexts[:, :, :target]
-
-
-def suits_cudnn(queries, keys, values):
-    """Whether cuDNN has a kernel for attention between (batch, heads, length, dim).
-
-    There is one on JAX with a GPU, in half precision, for even lengths and equal head widths that
-    are multiples of 8 up to 128. With bfloat16 the GPU is assumed to be Ampere or newer.
-    """
-    if keras.backend.backend() != "jax" or not has_gpu() or keys.shape[3] != values.shape[3]:
-        return False
-    lengths, dim = (queries.shape[2], keys.shape[2]), queries.shape[3]
-    is_half = keras.backend.standardize_dtype(queries.dtype) in ("bfloat16", "float16")
-    return is_half and dim <= 128 and dim % 8 == 0 and not any(length % 2 for length in lengths)
-
-
-def has_gpu():
-    """Whether JAX computes on a GPU."""
-    return jax.default_backend() == "gpu"
-
-
-def fused_attention(queries, keys, values, mask=None, implementation="cudnn"):
-    """The same context, in a kernel that never holds the weights.
-
-    The arguments are those of `memory_efficient_attention`, and an `implementation` as in
-    `jax.nn.dot_product_attention`. The context of a fully masked target is zero.
-
-    Source: Dao et al. 2022 (https://arxiv.org/abs/2205.14135).
-    """
-    by_position = (jnp.swapaxes(tensor, 1, 2) for tensor in (queries, keys, values))
-    if mask is not None:
-        shape = (*mask.shape[:2], queries.shape[2], keys.shape[2])
-        mask = jnp.broadcast_to(mask, shape)
-    context = jax.nn.dot_product_attention(*by_position, mask=mask, implementation=implementation)
-    context = jnp.swapaxes(context, 1, 2)
-    if mask is None:
-        return context
-    return jnp.where(mask.any(axis=-1, keepdims=True), context, 0)
