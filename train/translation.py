@@ -294,7 +294,7 @@ class TranslationExperiment(Experiment):
     @classmethod
     def completed(cls, config, before=None, pretrained=None):
         config = super().completed(config, before, pretrained)
-        kt.serving.settings.read_token_rules(config.token_rules)  # raises for wrong ones
+        kt.serving.settings.read_search(vars(config))  # raises for wrong rules
         return config
 
     def pretrained_classes(self):
@@ -414,15 +414,7 @@ class TranslationExperiment(Experiment):
         config = self.config
         if self.valid_text is None or not config.bleu_every:
             return []
-        settings = kt.serving.SearchSettings(
-            num_beams=config.num_beams,
-            num_best=config.num_beams,
-            length_penalty=config.length_penalty,
-            max_source_length=config.max_length,
-            max_target_length=config.max_target_length or config.max_length,
-            scoring=config.scoring,
-            token_rules=kt.serving.settings.read_token_rules(config.token_rules),
-        )
+        settings = kt.serving.settings.read_search(vars(config))
 
         @functools.cache  # compiled searches stay compiled from one epoch to another
         def translator_of(model):
@@ -518,7 +510,7 @@ def answering(options):
     translator = _load_translator(options, cache=options.cache)
     if options.format == "text":
         return functools.partial(translations_of, translator)
-    num_beams = translator.settings.num_beams
+    num_beams = translator.settings.search.num_beams
     num_best = options.num_best or num_beams
     if num_best > num_beams:
         raise ValueError(

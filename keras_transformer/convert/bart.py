@@ -16,7 +16,6 @@ from keras_transformer.convert.folder import Converted, ModelFolder, Settings, w
 from keras_transformer.convert.generation import (
     GENERATION,
     in_language,
-    run_settings,
     search_settings,
     written_search,
 )
@@ -39,6 +38,7 @@ from keras_transformer.convert.tokenizers import (
 )
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.serving.settings import kept_search
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
@@ -117,7 +117,7 @@ def read(folder: ModelFolder):
             f"{folder.path}: the generation settings must allow at most {positions} new tokens, "
             f"the positions of the model. Received: {search.max_target_length}."
         )
-    run |= run_settings(search, dimensions)
+    run |= dimensions | kept_search(search)
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
 

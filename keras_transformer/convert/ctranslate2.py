@@ -215,7 +215,7 @@ def _language_model(specs, text_model):
     start = getattr(text_model.settings, "start_id", None)
     num_control_ids = max(text_model.tokenizer.vocabulary_size - table.vocabulary_size, 0)
     spec.config.bos_token = pieces[2 if start is None else start - num_control_ids]
-    if others := [pieces[end - num_control_ids] for end in text_model.settings.end_ids]:
+    if others := [pieces[end - num_control_ids] for end in text_model.settings.sampling.end_ids]:
         logging.getLogger(__name__).warning(
             "CTranslate2's folders name one end. Give these as end_token, too: %s.",
             ", ".join(others),

@@ -5,27 +5,16 @@ names all others.
 """
 
 import dataclasses
-import json
 import logging
 
 from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.decoding import TokenRules
-from keras_transformer.serving.settings import (
-    SAMPLING,
-    SamplingSettings,
-    SearchSettings,
-    usual_max_tokens,
-)
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring, Sampling, TokenRules
+from keras_transformer.serving.settings import TEMPERATURE, SamplingSettings, SearchSettings
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 MAX_TOKENS = 512  # of a continuation, where a folder does not say how many
 GENERATION, WORDS = "generation_config.json", "bad_words_ids"
-EARLY_STOPPING = {
-    False: "huggingface",
-    True: "huggingface_early_stopping",
-    "never": "huggingface_never",
-}
 # Settings that our searches lack, with the values that switch them off.
 UNSUPPORTED = {
     **dict.fromkeys(
@@ -111,15 +100,13 @@ def search_settings(folder, order, positions):
     if clash := forced & set(rules.suppress_tokens):
         ids = order.their_id_of[sorted(clash)].tolist()
         settings.refuse("suppress_tokens", "ids that no other setting forces", ids)
-    early = settings.one_of("early_stopping", *EARLY_STOPPING, None)
+    early = settings.one_of("early_stopping", False, True, "never", None)
+    scoring = HuggingFaceScoring(settings.number("length_penalty", 1.0), early or False)
     longest = settings.count("max_length", positions, least=3) - 1  # without the start
     return SearchSettings(
-        num_beams=settings.count("num_beams", 1),
-        length_penalty=settings.number("length_penalty", 1.0),
+        BeamSearch(settings.count("num_beams", 1), scoring=scoring, token_rules=rules),
         max_source_length=folder.settings.count("max_position_embeddings", positions, least=2),
         max_target_length=settings.count("max_new_tokens", longest, least=2),
-        scoring=EARLY_STOPPING[early or False],
-        token_rules=rules,
     )
 
 
@@ -144,7 +131,7 @@ def in_language(folder, settings, tokenizer):
     Returns:
         The settings without that token, and {"target_language": name}, or {} if none is forced.
     """
-    rules, name = settings.token_rules, "forced_bos_token_id"
+    rules, name = settings.search.token_rules, "forced_bos_token_id"
     if rules.forced_bos_token_id is None:
         return settings, {}
     languages = {index: language for language, index in tokenizer.languages.items()}
@@ -153,7 +140,8 @@ def in_language(folder, settings, tokenizer):
         search.refuse(name, "the id of a language", search.values[name])
     language = languages[rules.forced_bos_token_id]
     rules = dataclasses.replace(rules, forced_bos_token_id=None)
-    return dataclasses.replace(settings, token_rules=rules), {"target_language": language}
+    search = dataclasses.replace(settings.search, token_rules=rules)
+    return dataclasses.replace(settings, search=search), {"target_language": language}
 
 
 def end_ids_of(folder, size):
@@ -193,13 +181,12 @@ def sampling_settings(folder, size, context, *ends, start=None):
             settings.file,
         )
     our_id_of = list(range(4, 4 + size))
-    values = {"start_id": None if start is None else our_id_of[start]}
+    start_id = None if start is None else our_id_of[start]
     if ends:
         our_id_of[ends[0]] = END_ID
         settings.one_of("eos_token_id", None, ends[0], [*ends])
-    values["end_ids"] = [our_id_of[end] for end in ends[1:]]
-    most = min(usual_max_tokens(context), MAX_TOKENS)
-    values["max_tokens"] = settings.count("max_new_tokens", most)
+    values = {"temperature": TEMPERATURE, "end_ids": [our_id_of[end] for end in ends[1:]]}
+    max_tokens = settings.count("max_new_tokens", max(1, min(context // 2, MAX_TOKENS)))
     if samples:
         values["temperature"] = settings.number("temperature", 1.0)
         values["top_k"] = settings.count("top_k", 50, least=0) or None
@@ -209,37 +196,10 @@ def sampling_settings(folder, size, context, *ends, start=None):
     settings.one_of("renormalize_logits", False, None, True)  # which draws nothing else
     rules = _token_rules(settings, our_id_of)
     try:
-        return SamplingSettings(context=context, **values, token_rules=rules)
+        sampling = Sampling(**values, token_rules=rules)
+        return SamplingSettings(context, max_tokens, sampling, start_id=start_id)
     except ValueError as error:
         raise ConversionError(f"{settings.file}: {error}") from None
-
-
-def run_settings(settings, dimensions):
-    """The settings that a run keeps: of its search and its model, by the names of flags.
-
-    Not of its vocabulary, which may be smaller than any that is learned here.
-    """
-    return {
-        **dimensions,
-        "num_beams": settings.num_beams,
-        "length_penalty": settings.length_penalty,
-        "scoring": settings.scoring,
-        "max_length": settings.max_source_length,
-        "max_target_length": settings.max_target_length,
-        "token_rules": json.dumps(settings.token_rules.changed()),
-    }
-
-
-def run_sampling(settings):
-    """The settings of sampling that a run keeps, as JSON: those that differ from the usual ones."""
-    usual = SamplingSettings(
-        context=settings.context, max_tokens=usual_max_tokens(settings.context)
-    )
-    values = {name: getattr(settings, name) for name in SAMPLING}
-    changed = {name: values[name] for name in SAMPLING if values[name] != getattr(usual, name)}
-    if rules := settings.token_rules.changed():
-        changed["token_rules"] = rules
-    return json.dumps(changed)
 
 
 def written_search(settings, their_id_of=int):
@@ -255,7 +215,8 @@ def written_search(settings, their_id_of=int):
         ConversionError: if it matters to the rules that the start token counts as the end token and
             has another id, or the other way round.
     """
-    rules, end = settings.token_rules, their_id_of(END_ID)
+    search, end = settings.search, their_id_of(END_ID)
+    rules, scoring = search.token_rules, search.scoring
     is_end = their_id_of(START_ID) == end
     if is_end != (rules.start_counts_as == END_ID) and _start_matters(rules):
         kind = "the end token" if is_end else "a token of its own"
@@ -263,18 +224,18 @@ def written_search(settings, their_id_of=int):
             f"In a written folder the start token is {kind}, so it must count as that for "
             f"token_rules. Received: start_counts_as={rules.start_counts_as}."
         )
-    early = {scoring: early for early, scoring in EARLY_STOPPING.items()}
+    is_theirs = isinstance(scoring, HuggingFaceScoring)
     words = [(PAD_ID,), *([] if is_end else [(START_ID,)]), *map(tuple, rules.bad_words_ids)]
     words = dict.fromkeys(tuple(map(their_id_of, word)) for word in words)
     written = _written_rules(rules, their_id_of) | {
         "bad_words_ids": [list(word) for word in words],
         "forced_eos_token_id": end if rules.forces_end else None,
         "max_length": settings.max_target_length + 1,  # with the start
-        "num_beams": settings.num_beams,
-        "length_penalty": power_penalty(settings),
-        "early_stopping": early.get(settings.scoring, False),
+        "num_beams": search.num_beams,
+        "length_penalty": power_penalty(scoring),
+        "early_stopping": is_theirs and scoring.early_stopping,
     }
-    if settings.num_beams > 1 and not settings.as_hugging_face:
+    if search.num_beams > 1 and not is_theirs:
         logging.getLogger(__name__).warning(
             "Hugging Face's search divides scores by n ** %.3g here, which grows as the run's "
             "penalty does at 20 tokens, and it has no limit of twice the source: some translations "
@@ -298,26 +259,26 @@ def written_sampling(settings, first_id, end):
         first_id: how many control ids the tokenizer has and the model lacks.
         end: their id that ends a text.
     """
-    their_id_of = {END_ID: end} if first_id else {}
-    rules = _written_rules(settings.token_rules, lambda i: their_id_of.get(i, i - first_id))
+    their_id_of, sampling = {END_ID: end} if first_id else {}, settings.sampling
+    rules = _written_rules(sampling.token_rules, lambda i: their_id_of.get(i, i - first_id))
     return rules | {
         "do_sample": True,
         "max_new_tokens": settings.max_tokens,
-        "temperature": settings.temperature,
-        "top_k": settings.top_k or 0,
-        "top_p": settings.top_p,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k or 0,
+        "top_p": sampling.top_p,
     }
 
 
-def power_penalty(settings):
+def power_penalty(scoring):
     """The exponent for scores that are divided by n ** exponent instead of our penalty.
 
     With GNMT's scoring, ((5 + n) / 6) ** length_penalty grows with n as this power does where
     translations have about 20 tokens.
     """
-    if settings.as_hugging_face:
-        return settings.length_penalty
-    return settings.length_penalty * 20 / (5 + 20)
+    if isinstance(scoring, HuggingFaceScoring):
+        return scoring.length_penalty
+    return scoring.length_penalty * 20 / (5 + 20)
 
 
 def _written_rules(rules, their_id_of=int):

@@ -18,7 +18,6 @@ from keras_transformer.convert.folder import (
 from keras_transformer.convert.generation import (
     GENERATION,
     end_ids_of,
-    run_sampling,
     sampling_settings,
     written_sampling,
 )
@@ -39,6 +38,7 @@ from keras_transformer.convert.tokenizers import (
 )
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models.gpt2_model import gpt2
+from keras_transformer.serving.settings import kept_sampling
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, usual_added
 from keras_transformer.tokenizers.control_ids import END_ID
 
@@ -183,7 +183,7 @@ def padded_byte_pairs(file, vocabulary, merges, size, **options):
 def converted(model, tokenizer, settings, dimensions):
     """A language model and the settings of a run with it."""
     run = {"model": "gpt2", "size": "124M", "tokens": "pieces", "context": settings.context}
-    run["sampling"] = run_sampling(settings)
+    run["sampling"] = kept_sampling(settings)
     return Converted("language_model", model, tokenizer, settings=settings, config=run | dimensions)
 
 
@@ -197,7 +197,7 @@ def hugging_face_folder(text_model, draft):
     settings = text_model.settings
     check_equal("Hugging Face's GPT-2", {
         "start_id of the settings": (settings.start_id, None),
-        "end_ids of the settings": (list(settings.end_ids), []),
+        "end_ids of the settings": (list(settings.sampling.end_ids), []),
         "learned positions": (isinstance(positions, PositionEmbedding), True),
         "normalize_first": (decoder.normalize_first, True),
         "scale_embedding": (bool(table.scale), False),

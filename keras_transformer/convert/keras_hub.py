@@ -48,7 +48,7 @@ from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.layers.positions import PositionEmbedding
 from keras_transformer.models import bert_models, gpt2_model
 from keras_transformer.models.decoder_only import LanguageModel
-from keras_transformer.serving.settings import SamplingSettings, usual_max_tokens
+from keras_transformer.serving.settings import SamplingSettings
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer, merges_of
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 
@@ -184,7 +184,7 @@ def read(folder: ModelFolder, with_tokenizer=True):
     config.warn_of_unread()
     if is_bert:
         return bert.converted(model, tokenizer, labels, longest, dimensions)
-    sampling = SamplingSettings(context=longest, max_tokens=usual_max_tokens(longest))
+    sampling = SamplingSettings(context=longest)
     return gpt2.converted(model, tokenizer, sampling, dimensions)
 
 

@@ -10,7 +10,6 @@ from keras_transformer.convert.folder import Converted, ModelFolder, num_padding
 from keras_transformer.convert.generation import (
     GENERATION,
     end_ids_of,
-    run_sampling,
     sampling_settings,
     written_sampling,
 )
@@ -37,6 +36,7 @@ from keras_transformer.convert.tokenizers import (
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.models.decoder_only import language_model
+from keras_transformer.serving.settings import kept_sampling
 from keras_transformer.tokenizers.byte_pairs import BytePairTokenizer
 from keras_transformer.tokenizers.control_ids import END_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -109,7 +109,7 @@ def read(folder: ModelFolder):
     assign(rows(model), weights, family)
     sampling = sampling_settings(folder, size, context, *ends, start=start)
     run = {"model": "transformer", "size": "small", "blocks": "llama", "tokens": "pieces"}
-    run |= {"context": context, "sampling": run_sampling(sampling)} | dimensions
+    run |= {"context": context, "sampling": kept_sampling(sampling)} | dimensions
     return Converted("language_model", model, tokenizer, settings=sampling, config=run)
 
 
@@ -242,7 +242,7 @@ def hugging_face_folder(text_model, draft):
     if end is None and not num_control_ids:
         end = END_ID
     ends = [] if end is None else [end]
-    ends += [other - num_control_ids for other in settings.end_ids]
+    ends += [other - num_control_ids for other in settings.sampling.end_ids]
     start = None if settings.start_id is None else settings.start_id - num_control_ids
     _save_tokenizer(tokenizer, num_control_ids, start, end, draft)
     ids = {"bos_token_id": start, "eos_token_id": ends if len(ends) > 1 else end}

@@ -6,11 +6,12 @@ import numpy as np
 
 from keras_transformer.convert import marian
 from keras_transformer.convert.folder import Converted, ModelFolder, Settings, num_padding_rows
-from keras_transformer.convert.generation import in_language, run_settings, search_settings
+from keras_transformer.convert.generation import in_language, search_settings
 from keras_transformer.convert.sentencepiece import with_languages
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, assign
 from keras_transformer.convert.tokenizers import SETTINGS, files_of, load_tokenizer_of
 from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.serving.settings import kept_search
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 LANGUAGE = re.compile(r"__\w+__|[a-z]{3}_[A-Z][a-z]{3}")  # __en__ of M2M100, eng_Latn of NLLB
@@ -46,7 +47,7 @@ def read(folder: ModelFolder):
     marian.check_positions(model, weights)
     assign(marian.rows(model, order, order), weights.without(marian.POSITIONS), "M2M100")
     search, language = in_language(folder, search_settings(folder, order, 1024), tokenizer)
-    run = run_settings(search, dimensions)
+    run = dimensions | kept_search(search)
     run |= languages_of(folder) | language
     return Converted("translation", model, tokenizer, settings=search, config=run)
 

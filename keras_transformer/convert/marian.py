@@ -26,7 +26,6 @@ from keras_transformer.convert.folder import (
 )
 from keras_transformer.convert.generation import (
     GENERATION,
-    run_settings,
     search_settings,
     written_search,
 )
@@ -43,6 +42,7 @@ from keras_transformer.convert.tables import (
 )
 from keras_transformer.convert.tokenizers import name_in_errors, tokenizer_settings
 from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.serving.settings import kept_search
 from keras_transformer.tokenizers.control_ids import START_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 
@@ -150,7 +150,7 @@ def read(folder: ModelFolder):
             names = [pieces[index] for index in order.their_id_of]
             tokenizers.append(rearranged(model_of_pieces, names, True))
     search = search_settings(folder, orders[1], 512)
-    run = run_settings(search, dimensions)
+    run = dimensions | kept_search(search)
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 

@@ -6,7 +6,6 @@ import pathlib
 
 from keras_transformer.convert.blocks import ACTIVATIONS
 from keras_transformer.convert.folder import Converted, Settings, check_words
-from keras_transformer.convert.generation import run_settings
 from keras_transformer.convert.sentencepiece import LANGUAGE, read_model, rearranged
 from keras_transformer.convert.tables import (
     ConversionError,
@@ -17,9 +16,10 @@ from keras_transformer.convert.tables import (
     rows_of,
 )
 from keras_transformer.convert.tokenizers import name_in_errors
+from keras_transformer.decoding import BeamSearch, GNMTScoring
 from keras_transformer.files import in_one_line
 from keras_transformer.models.encoder_decoder import translation
-from keras_transformer.serving.settings import SearchSettings
+from keras_transformer.serving.settings import SearchSettings, kept_search
 
 DESCRIPTION = "model_description.py"
 # The heads of each model in the catalog, and whether its own data settings end a source.
@@ -193,7 +193,7 @@ def read(path):
         settings.tokenizer(*pair) for pair in zip(("source", "target"), words, strict=True)
     ]
     search = settings.search()
-    run = run_settings(search, dimensions)
+    run = dimensions | kept_search(search)
     return Converted("translation", model, *tokenizers, settings=search, config=run)
 
 
@@ -347,9 +347,9 @@ class OpenNMTSettings:
         params = Settings(self._config.get("params") or {}, self.file)
         params.ignore(SEARCH + TRAINING)
         params.warn_of_unread()
+        scoring = GNMTScoring(float(params.number("length_penalty", 0)))
         return SearchSettings(
-            num_beams=params.count("beam_width", 4),
-            length_penalty=float(params.number("length_penalty", 0)),
+            BeamSearch(params.count("beam_width", 4), scoring=scoring),
             max_source_length=MAX_SOURCE_LENGTH,
             max_target_length=params.count("maximum_decoding_length", 250, least=2),
         )

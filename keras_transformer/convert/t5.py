@@ -17,7 +17,6 @@ from keras_transformer.convert.blocks import ACTIVATIONS, activation_of, check_e
 from keras_transformer.convert.folder import Converted, ModelFolder, num_padding_rows, write_json
 from keras_transformer.convert.generation import (
     GENERATION,
-    run_settings,
     search_settings,
     written_search,
 )
@@ -40,6 +39,7 @@ from keras_transformer.convert.tokenizers import (
     load_tokenizer_of,
 )
 from keras_transformer.models.encoder_decoder import translation
+from keras_transformer.serving.settings import kept_search
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID, UNKNOWN_ID
 from keras_transformer.tokenizers.sentencepiece import SentencePieceTokenizer
 from keras_transformer.tokenizers.sentencepiece_format import Model, ModelType, PieceType
@@ -170,7 +170,7 @@ def read(folder: ModelFolder):
         search_settings(folder, order, LENGTH),
         max_source_length=settings.count("n_positions", usual, least=2),
     )
-    run = run_settings(search, dimensions)
+    run = dimensions | kept_search(search)
     return Converted("translation", model, tokenizer, settings=search, config=run)
 
 

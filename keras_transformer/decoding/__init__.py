@@ -20,16 +20,20 @@ if the search has a function `prefill(token_ids, next_ids, count, cache) -> (log
 """
 
 from keras_transformer.decoding.beams import NO_HYPOTHESIS_SCORE, Hypotheses
-from keras_transformer.decoding.sampling import sample
-from keras_transformer.decoding.search import beam_search
-from keras_transformer.decoding.streaming import stream
+from keras_transformer.decoding.sampling import Sampling
+from keras_transformer.decoding.scoring import GNMTScoring, HuggingFaceScoring, Scoring
+from keras_transformer.decoding.search import BeamSearch
+from keras_transformer.decoding.streaming import Streamer
 from keras_transformer.decoding.token_rules import TokenRules
 
 __all__ = [
     "NO_HYPOTHESIS_SCORE",
+    "BeamSearch",
+    "GNMTScoring",
+    "HuggingFaceScoring",
     "Hypotheses",
+    "Sampling",
+    "Scoring",
+    "Streamer",
     "TokenRules",
-    "beam_search",
-    "sample",
-    "stream",
 ]

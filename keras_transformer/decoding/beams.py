@@ -40,8 +40,8 @@ class Beams(NamedTuple):
 
     live_ids: tf.Tensor  # (batch, beams, t + 1)
     live_log_probs: tf.Tensor  # (batch, beams)
-    finished_ids: tf.Tensor  # (batch, n_best, t + 1)
-    finished_scores: tf.Tensor  # (batch, n_best), length penalty applied
+    finished_ids: tf.Tensor  # (batch, num_finished, t + 1)
+    finished_scores: tf.Tensor  # (batch, num_finished), divided as the scoring says
     parents: tf.Tensor  # (batch, beams), the previous beam of each live sequence
 
 
@@ -53,7 +53,7 @@ class Candidates(NamedTuple):
     token_ids: tf.Tensor  # by which token
 
 
-def start_beams(limits, num_beams, n_best, start_id, capacity=None):
+def start_beams(limits, num_beams, num_finished, start_id, capacity=None):
     """The state before the first token: one live sequence per row whose limit is above 0.
 
     With a capacity, ids have room for as many tokens from the start.
@@ -65,8 +65,8 @@ def start_beams(limits, num_beams, n_best, start_id, capacity=None):
     return Beams(
         live_ids=start_ids((batch_size, num_beams), start_id, capacity),
         live_log_probs=tf.concat([first, others], axis=1),
-        finished_ids=start_ids((batch_size, n_best), 0, capacity),
-        finished_scores=tf.fill((batch_size, n_best), -np.inf),
+        finished_ids=start_ids((batch_size, num_finished), 0, capacity),
+        finished_scores=tf.fill((batch_size, num_finished), -np.inf),
         parents=unchanged_parents(batch_size, num_beams),
     )
 
@@ -104,35 +104,30 @@ def unchanged_parents(batch_size, num_beams):
     return tf.tile(tf.range(num_beams)[None], (batch_size, 1))
 
 
-def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False, is_last=None):
+def extend(beams, candidates, end_id, divisor, column=None, may_finish=True, is_last=None):
     """The beams after a token: finished sequences, which never change again, and live ones.
 
     Args:
         beams: the state before the token.
         candidates: the extensions to choose from, at least one per beam.
         end_id: the token that finishes a sequence.
-        penalty: length penalty of the extended sequences, float32 scalar.
+        divisor: of the log-probabilities of the extended sequences, float32 scalar.
         column: of the token, if the ids have room for it; None if they grow.
-        best_may_end: whether only the best candidates, as many as beams, may finish.
+        may_finish: which candidates may finish, (batch, candidates); True for all of them.
         is_last: whether a row has reached its limit, so that sequences finish without an end
             token, (batch, 1); None if the limit forces one.
     """
     num_beams = beams.live_ids.shape[1]
-    n_best = beams.finished_ids.shape[1]
+    num_finished = beams.finished_ids.shape[1]
     sequences = tf.gather(beams.live_ids, candidates.beams, batch_dims=1)
     sequences = append_ids(sequences, candidates.token_ids, column)  # (batch, candidates, t + 2)
     is_end = tf.equal(candidates.token_ids, end_id)
     if is_last is not None:
         is_end |= is_last
-    finishes = is_end
-    if best_may_end:
-        best = tf.math.top_k(candidates.log_probs, num_beams).indices
-        is_best = tf.one_hot(best, is_end.shape[1], True, False, dtype=tf.bool)
-        finishes &= tf.reduce_any(is_best, axis=1)
-    end_scores = tf.where(finishes, candidates.log_probs / penalty, -np.inf)
+    end_scores = tf.where(is_end & may_finish, candidates.log_probs / divisor, -np.inf)
     # Sequences that finished earlier come first and win ties.
     scores = tf.concat([beams.finished_scores, end_scores], axis=1)
-    finished_scores, best = tf.math.top_k(scores, n_best)
+    finished_scores, best = tf.math.top_k(scores, num_finished)
     finished_ids = beams.finished_ids
     if column is None:
         finished_ids = tf.pad(finished_ids, [[0, 0], [0, 0], [0, 1]])
@@ -150,7 +145,7 @@ def extend(beams, candidates, end_id, penalty, column=None, best_may_end=False, 
 
 
 def best_candidates(
-    logits, live_log_probs, forced_ids, forbidden_ids, forced_are_free=False, free=None
+    logits, live_log_probs, forced_ids, forbidden_ids, counts_forced=True, free=None
 ):
     """The most probable extensions of the live sequences of each row.
 
@@ -166,7 +161,7 @@ def best_candidates(
         live_log_probs: of the live sequences, (batch, beams) float32.
         forced_ids: the only token that a row may take, (batch, 1); -1 leaves the row free.
         forbidden_ids: ids that a free row never takes, a tuple of Python integers.
-        forced_are_free: whether forced tokens leave the log-probability as it is.
+        counts_forced: whether the log-probabilities of forced tokens count.
         free: log-probabilities to choose from where the choice is free, of the same shape as the
             logits; None for those of the logits.
 
@@ -185,9 +180,9 @@ def best_candidates(
         free = _in_blocks(free)
         choice = free, tf.reduce_max(free, axis=3), live_log_probs[:, :, None]
     free_log_probs, indices = _top_indices(*choice, forbidden_ids, count)
-    free_of_charge = live_log_probs[:, :, None] if forced_are_free else None
+    unchanged = None if counts_forced else live_log_probs[:, :, None]
     forced_log_probs, forced_indices = _forced(
-        logits, offsets, forced_ids, blocks, count, free_of_charge
+        logits, offsets, forced_ids, blocks, count, unchanged
     )
     is_forced = forced_ids >= 0
     indices = tf.where(is_forced, forced_indices, indices)

@@ -1,5 +1,6 @@
 """Samples sequences from a step function."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from keras_transformer.decoding.search import (
     read_rules,
     run_loop,
 )
+from keras_transformer.decoding.token_rules import NO_RULES, TokenRules, check_token_rules
 
 FEW = 128  # most likely tokens, which a row is drawn from without sorting the others
 
@@ -30,26 +32,8 @@ class Samples(NamedTuple):
     has_ended: tf.Tensor  # (batch, samples) boolean
 
 
-def sample(
-    step,
-    cache,
-    *,
-    limits,
-    start_id,
-    end_id,
-    seed,
-    num_samples=1,
-    temperature=1.0,
-    top_k=None,
-    top_p=None,
-    forbidden_ids=None,
-    prefix=None,
-    capacity=None,
-    token_rules=None,
-    prefill=None,
-    more_end_ids=(),
-    starts=None,
-):
+@dataclasses.dataclass(frozen=True)
+class Sampling:
     """Samples each token from the model's distribution, with temperature, top-k and top-p.
 
     The logits are divided by `temperature`, restricted to the `top_k` most likely tokens, and
@@ -66,26 +50,29 @@ def sample(
     2019 for top-p (https://arxiv.org/abs/1904.09751).
 
     Args:
-        step: as for `beam_search`, with samples instead of beams.
-        cache: as for `beam_search`.
-        limits: as for `beam_search`.
-        start_id: as for `beam_search`; or integers (batch,), e.g. the first token of a prompt.
-        end_id: as for `beam_search`.
-        seed: two integers, or an int32 or int64 tensor of shape (2,) or (batch, 2).
-        num_samples: independent sequences per row, at least 1.
         temperature: above 0; below 1 sharpens the distribution, above 1 flattens it; or floats
             (batch,).
         top_k: number of most likely tokens to sample from, at least 1; None for all; or integers
             (batch,), 0 for all.
-        top_p: probability mass of the most likely tokens to sample from, in (0, 1]; None for 1;
-            or floats (batch,).
-        forbidden_ids: as for `beam_search`.
-        prefix: as for `beam_search`.
-        capacity: as for `beam_search`; with one, `seed` needs a pair per row.
-        token_rules: as for `beam_search`; they change logits before the temperature does.
-        prefill: as for `beam_search`. With one that returns None for the log-probabilities, the
+        top_p: probability mass of the most likely tokens to sample from, in (0, 1]; or floats
+            (batch,).
+        token_rules: which tokens may be sampled, `TokenRules`; they change logits before the
+            temperature does.
+        end_ids: ids that end a sequence besides the end token, which is written in their place.
+
+    Call arguments:
+        step: as for `BeamSearch`, with samples instead of beams.
+        cache: as for `BeamSearch`.
+        limits: as for `BeamSearch`.
+        start_id: as for `BeamSearch`; or integers (batch,), e.g. the first token of a prompt.
+        end_id: as for `BeamSearch`.
+        seed: two integers, or an int32 or int64 tensor of shape (2,) or (batch, 2).
+        num_samples: independent sequences per row, at least 1.
+        forbidden_ids: as for `BeamSearch`.
+        prefix: as for `BeamSearch`.
+        capacity: as for `BeamSearch`; with one, `seed` needs a pair per row.
+        prefill: as for `BeamSearch`. With one that returns None for the log-probabilities, the
             tokens that it reads count nothing in the score.
-        more_end_ids: ids that end a sequence, too; `end_id` is written in their place.
         starts: how many tokens before the text of each row are padding, integers (batch,), so
             that prompts of different lengths end together and are read in one pass: `start_id`,
             `prefix` and the result begin with as many ids other than 0, which `limits` count, and
@@ -103,55 +90,103 @@ def sample(
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return 99.0 * tf.one_hot(token_ids + 1, 7), cache
-        >>> drawn = sample(step, (), limits=[9], start_id=2, end_id=5, seed=(1, 2))
+        >>> drawn = Sampling(top_k=3)(step, (), limits=[9], start_id=2, end_id=5, seed=(1, 2))
         >>> drawn.token_ids.numpy().tolist()
         [[[3, 4, 5]]]
     """
-    check_integer("num_samples", num_samples, 1)
-    draw = token_sampler(seed, temperature, top_k, top_p)
-    if not (capacity is None and starts is None) and not isinstance(draw, functools.partial):
-        raise ValueError(
-            "With a capacity or starts, seed must have the shape (batch, 2): from one seed for all "
-            "rows TensorFlow draws different numbers under XLA, and all rows at one position. "
-            f"Received: shape {np.shape(seed)}."
+
+    temperature: float | tf.Tensor = 1.0
+    top_k: int | tf.Tensor | None = None
+    top_p: float | tf.Tensor = 1.0
+    token_rules: TokenRules = NO_RULES
+    end_ids: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if not tf.is_tensor(self.temperature):
+            check_number("temperature", self.temperature, above=0)
+        if self.top_k is not None and not tf.is_tensor(self.top_k):
+            check_integer("top_k", self.top_k, 1)
+        if not tf.is_tensor(self.top_p):
+            check_number("top_p", self.top_p, above=0, most=1)
+        check_token_rules(self.token_rules)
+        if not isinstance(self.end_ids, (list, tuple)):  # a list, from JSON
+            raise ValueError(f"end_ids must be a tuple of ids. Received: end_ids={self.end_ids!r}.")
+        object.__setattr__(self, "end_ids", tuple(self.end_ids))  # a frozen dataclass
+        for end_id in self.end_ids:
+            check_integer("end_ids", end_id, 0)
+        if self.end_ids and (self.token_rules.min_length or self.token_rules.min_new_tokens):
+            raise ValueError(
+                "min_length and min_new_tokens forbid one end token for a while, not several. "
+                f"Received: end_ids={self.end_ids}."
+            )
+
+    def __call__(
+        self, step, cache, *, limits, start_id, end_id, seed, num_samples=1, forbidden_ids=None,
+        prefix=None, capacity=None, prefill=None, starts=None,
+    ):  # fmt: skip
+        check_integer("num_samples", num_samples, 1)
+        draw = self.drawing(seed)
+        if not (capacity is None and starts is None) and not isinstance(draw, functools.partial):
+            raise ValueError(
+                "With a capacity or starts, seed must have the shape (batch, 2): from one seed for "
+                "all rows TensorFlow draws different numbers under XLA, and all rows at one "
+                f"position. Received: shape {np.shape(seed)}."
+            )
+        rules = read_rules(
+            limits, start_id, end_id, forbidden_ids, prefix, capacity, self.token_rules, starts
         )
-    rules = read_rules(
-        limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules, starts
-    )
-    rules.token_rules.check_ends("more_end_ids", more_end_ids)
-    shape = (tf.shape(rules.limits)[0], num_samples)
-    last_resort = end_id if rules.token_rules.change_scores else None
+        shape = (tf.shape(rules.limits)[0], num_samples)
+        last_resort = end_id if rules.token_rules.change_scores else None
 
-    def is_unfinished(_, samples, __):
-        return tf.reduce_any(tf.logical_not(samples.has_ended))
+        def is_unfinished(_, samples, __):
+            return tf.reduce_any(tf.logical_not(samples.has_ended))
 
-    def advance(position, samples, cache):
-        newest = tf.gather(samples.token_ids, position, axis=2)
-        logits, cache = call_step(step, newest, unchanged_parents(*shape), position, cache, rules)
-        allowed = apply_rules(logits, samples.token_ids, position, rules)
-        place = position if rules.starts is None else position - rules.starts
-        drawn = draw(mask_forbidden(allowed, rules.forbidden_ids, last_resort), place)
-        forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
-        drawn, column = tf.where(forced < 0, drawn, forced), None if rules.grows else position + 1
-        written = drawn
-        for other in more_end_ids:  # in the forced beginning it is a token as all others
-            written = tf.where((forced < 0) & tf.equal(drawn, other), end_id, written)
-        samples = _append(samples, drawn, written, logits, rules, column)
-        if not rules.token_rules.forces_end:
-            is_last = (position + 1 >= rules.limits)[:, None]
-            samples = samples._replace(has_ended=samples.has_ended | is_last)
-        return position + 1, samples, cache
+        def advance(position, samples, cache):
+            newest = tf.gather(samples.token_ids, position, axis=2)
+            parents = unchanged_parents(*shape)
+            logits, cache = call_step(step, newest, parents, position, cache, rules)
+            allowed = apply_rules(logits, samples.token_ids, position, rules)
+            place = position if rules.starts is None else position - rules.starts
+            drawn = draw(mask_forbidden(allowed, rules.forbidden_ids, last_resort), place)
+            forced = tf.gather(rules.forced_ids, position)  # (batch, 1)
+            written = drawn = tf.where(forced < 0, drawn, forced)
+            for other in self.end_ids:  # in the forced beginning it is a token as all others
+                written = tf.where((forced < 0) & tf.equal(drawn, other), end_id, written)
+            column = None if rules.grows else position + 1
+            samples = _append(samples, drawn, written, logits, rules, column)
+            if not rules.token_rules.forces_end:
+                is_last = (position + 1 >= rules.limits)[:, None]
+                samples = samples._replace(has_ended=samples.has_ended | is_last)
+            return position + 1, samples, cache
 
-    count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules)
-    samples = Samples(
-        token_ids=begin_with(
-            start_ids(shape, rules.start_id, capacity), forced_ids, count, rules.grows
-        ),
-        log_probs=tf.broadcast_to(log_probs[:, None], shape),
-        has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
-    )
-    _, samples, _ = run_loop(is_unfinished, advance, (count, samples, filled), cache)
-    return read_hypotheses(samples.token_ids, samples.log_probs, rules)
+        count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules)
+        samples = Samples(
+            token_ids=begin_with(
+                start_ids(shape, rules.start_id, capacity), forced_ids, count, rules.grows
+            ),
+            log_probs=tf.broadcast_to(log_probs[:, None], shape),
+            has_ended=tf.broadcast_to(rules.limits[:, None] < 1, shape),
+        )
+        _, samples, _ = run_loop(is_unfinished, advance, (count, samples, filled), cache)
+        return read_hypotheses(samples.token_ids, samples.log_probs, rules)
+
+    def drawing(self, seed):
+        """How a token is drawn with a seed, which may have a pair per row.
+
+        Returns:
+            A function of logits, (batch, samples, vocabulary), and their position, which samples
+            one token from each distribution, (batch, samples) int32.
+        """
+        seed = _read_seed(seed)
+        values = self.temperature, self.top_k, self.top_p
+        if any(map(tf.is_tensor, values)) or seed.shape.rank == 2:
+            return functools.partial(_draw_by_row, seed, *values)
+
+        def draw(logits, position):
+            step_seed = tf.random.experimental.stateless_fold_in(seed, position)
+            return _draw(logits / float(self.temperature), step_seed, self.top_k, self.top_p)
+
+        return draw
 
 
 def _append(samples, drawn, written, logits, rules, column):
@@ -185,38 +220,15 @@ def mask_forbidden(logits, forbidden_ids, last_resort=None):
     return tf.where(any_left | ~is_last_resort, logits, 0.0)
 
 
-def token_sampler(seed, temperature=1.0, top_k=None, top_p=None):
-    """Checks the arguments of `sample` that determine the distribution.
-
-    Returns:
-        A function of logits, (batch, samples, vocabulary), and their position, which samples one
-        token from each distribution, (batch, samples) int32.
-    """
-    seed = _read_seed(seed)
-    if any(tf.is_tensor(value) for value in (temperature, top_k, top_p)) or seed.shape.rank == 2:
-        return functools.partial(_draw_by_row, seed, temperature, top_k, top_p)
-    if top_k is not None:
-        check_integer("top_k", top_k, 1)
-    check_number("temperature", temperature, above=0)
-    if top_p is not None:
-        check_number("top_p", top_p, above=0, most=1)
-
-    def draw(logits, position):
-        step_seed = tf.random.experimental.stateless_fold_in(seed, position)
-        return _draw(logits / float(temperature), step_seed, top_k, top_p)
-
-    return draw
-
-
 def _draw(logits, seed, top_k, top_p):
     """Samples one token from each distribution, (batch, samples) int32."""
     num_samples, size = logits.shape[1:]
     flat = tf.reshape(logits, (-1, size))
-    if (top_k is None or top_k >= size) and top_p in (None, 1):
+    if (top_k is None or top_k >= size) and top_p == 1:
         indices = tf.random.stateless_categorical(flat, 1, seed, dtype=tf.int32)
         return tf.reshape(indices, (-1, num_samples))
     best, ids = tf.math.top_k(flat, min(top_k or size, size))
-    best = tf.where(_is_within(tf.nn.softmax(best), 1.0 if top_p is None else top_p), best, -np.inf)
+    best = tf.where(_is_within(tf.nn.softmax(best), top_p), best, -np.inf)
     indices = tf.random.stateless_categorical(best, 1, seed, dtype=tf.int32)
     return tf.reshape(tf.gather(ids, indices, batch_dims=1), (-1, num_samples))
 
@@ -229,8 +241,8 @@ def _draw_by_row(seeds, temperature, top_k, top_p, logits, position):
     """
     batch_size, num_samples, size = tf.shape(logits)[0], logits.shape[1], logits.shape[2]
     seeds = tf.broadcast_to(seeds, (batch_size, 2))
-    temperature = _by_row(temperature, 1.0, tf.float32)
-    top_k, top_p = _by_row(top_k, 0, tf.int32), _by_row(top_p, 1.0, tf.float32)
+    temperature, top_p = _by_row(temperature, tf.float32), _by_row(top_p, tf.float32)
+    top_k = _by_row(0 if top_k is None else top_k, tf.int32)
     temperature = tf.where(temperature > 1e-4, temperature, 1e-4)  # also if it is NaN
     # Finite, so that forbidden tokens stay at minus infinity instead of becoming NaN.
     logits = logits / tf.minimum(temperature, 1e30)
@@ -290,9 +302,9 @@ def _is_within(probabilities, top_p):
     return (better < top_p) | tf.equal(better, 0.0)
 
 
-def _by_row(value, default, dtype):
+def _by_row(value, dtype):
     """A scalar or (batch,) values as (batch or 1, 1, 1)."""
-    return tf.reshape(tf.cast(default if value is None else value, dtype), (-1, 1, 1))
+    return tf.reshape(tf.cast(value, dtype), (-1, 1, 1))
 
 
 def _read_seed(seed):

@@ -1,5 +1,6 @@
 """Greedy search and beam search over a step function."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -7,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_transformer.arguments import check_integer, check_number
+from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import (
     NO_HYPOTHESIS_SCORE,
     Hypotheses,
@@ -16,84 +17,40 @@ from keras_transformer.decoding.beams import (
     extend,
     start_beams,
 )
-from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
+from keras_transformer.decoding.scoring import GNMT, Scoring
+from keras_transformer.decoding.token_rules import NO_RULES, TokenRules, check_token_rules
 
 PAD_ID = 0
 
 
-class Scoring(NamedTuple):
-    """The rules that a name of `scoring` stands for; `beam_search` documents them."""
-
-    as_hugging_face: bool = True  # the divisor, what may finish, and what forced tokens cost
-    bound_at_limit: bool = False  # live sequences are scored as if they ended at the limit
-    ends_when_full: bool = False  # a row ends once `num_beams` sequences have finished
-
-
-SCORINGS = {
-    "gnmt": Scoring(as_hugging_face=False, bound_at_limit=True),
-    "gnmt_heuristic": Scoring(as_hugging_face=False),
-    "huggingface": Scoring(),
-    "huggingface_early_stopping": Scoring(ends_when_full=True),
-    "huggingface_never": Scoring(bound_at_limit=True),
-}
-
-
-def beam_search(
-    step,
-    cache,
-    *,
-    num_beams,
-    limits,
-    start_id,
-    end_id,
-    forbidden_ids=None,
-    length_penalty=0.6,
-    prefix=None,
-    n_best=None,
-    capacity=None,
-    scoring="gnmt",
-    token_rules=None,
-    prefill=None,
-    rows_leave=False,
-):
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
     """Keeps the `num_beams` most probable sequences at each step and ranks the finished ones.
 
-    The score of a finished sequence of n tokens, end token included, is the sum of its
-    log-probabilities divided by ((5 + n) / 6) ** length_penalty. The search ends as soon as no
-    live sequence of any row can reach the `n_best` of its row. The result of a row does not
-    depend on the rest of its batch, which may have zero rows.
-
-    Source: Wu et al. 2016, equation 14, without coverage (https://arxiv.org/abs/1609.08144).
+    A row ends when its scoring says so. The result of a row does not depend on the rest of its
+    batch, which may have zero rows.
 
     Args:
+        num_beams: live sequences per row, at least 1; 1 is greedy search.
+        num_best: hypotheses per row, in [1, num_beams]; None for 4, or for `num_beams` if that is
+            smaller. Fewer hypotheses do not change the best ones, and end an exact search sooner.
+        scoring: `GNMTScoring` or `HuggingFaceScoring`, or another `Scoring`.
+        token_rules: which tokens the search may choose, `TokenRules`.
+
+    Call arguments:
         step: function `(token_ids, parents, position, cache) -> (logits, cache)`; see
             `keras_transformer.decoding`.
         cache: initial cache, any nest of tensors, batch first; `()` for none.
-        num_beams: live sequences per row, at least 1; 1 is greedy search.
         limits: maximum length of each row in tokens, end token included, integers (batch,). The
             last token within the limit is forced to be the end token. 0 gives no hypothesis.
         start_id: the token before the first one.
         end_id: the token that ends a sequence; not 0, which is padding.
         forbidden_ids: ids that are never chosen, only forced; None for 0 and `start_id`.
-        length_penalty: alpha, at least 0; 0 compares plain sums of log-probabilities.
         prefix: the first tokens of each row, integers (batch, prefix) below the vocabulary size,
-            padded with 0, which leaves the choice free. Their log-probabilities are part of the
-            score.
-        n_best: hypotheses per row, in [1, num_beams]; None for `num_beams`. Fewer hypotheses do
-            not change the best ones, and with "gnmt" end the search sooner.
+            padded with 0, which leaves the choice free.
         capacity: the number of steps for which a cache of full size has room, at least the
             largest of `limits`, an integer scalar: then nothing grows, and XLA can compile the
             search. None for a cache that grows.
-        scoring: "gnmt", as above; or "gnmt_heuristic", the same except that a row ends once its
-            best live sequence, scored as if it ended here, is not above `num_beams` finished
-            ones: fewer steps, which may miss a better sequence; or "huggingface", the rules for
-            which Hugging Face's models are released: the divisor is n ** length_penalty, forced
-            tokens cost nothing, a sequence finishes only if its end is among the `num_beams` best
-            extensions, and a row ends as with "gnmt_heuristic"; or "huggingface_early_stopping",
-            the same except that a row ends once `num_beams` sequences have finished; or
-            "huggingface_never", the same as "huggingface" except that the live sequence is scored
-            as if it ended at the limit.
-        token_rules: `TokenRules`; None for no further rules.
         prefill: function `(token_ids, next_ids, count, cache) -> (log_probs, cache)` that reads
             the tokens that all rows are forced to take in one pass, as `LanguageModel.prefill`
             does; None takes a step for each.
@@ -111,68 +68,90 @@ def beam_search(
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return 3.0 * tf.one_hot(token_ids + 1, 6), cache
-        >>> best = beam_search(step, (), num_beams=2, n_best=1, limits=[5], start_id=1, end_id=4)
+        >>> search = BeamSearch(num_beams=2, num_best=1)
+        >>> best = search(step, (), limits=[5], start_id=1, end_id=4)
         >>> best.token_ids.numpy().tolist(), f"{best.scores.numpy().item():.2f}"
         ([[[2, 3, 4]]], '-0.56')
     """
-    n_best = num_beams if n_best is None else n_best
-    check_search(num_beams, n_best, length_penalty, scoring)
-    as_hugging_face, bound_at_limit, ends_when_full = SCORINGS[scoring]
-    is_exact = bound_at_limit and not as_hugging_face  # no row ends while a sequence may win
-    rules = read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules)
-    if rows_leave and not rules.grows:
-        raise ValueError("rows_leave needs a cache that grows. Received: a capacity.")
-    penalties = _length_penalties(rules, length_penalty, as_hugging_face)
 
-    def goes_on(rules, beams, penalty=None):
-        """Whether a live sequence of a row can still become one of its best, (batch, 1)."""
-        if penalty is None:
-            # An upper bound: probability 1 from here on, and the maximum length.
-            penalty = tf.gather(penalties, rules.limits)[:, None]
-        reachable = beams.live_log_probs[:, :1] / penalty
-        return reachable > beams.finished_scores[:, -1:]
+    num_beams: int = 4
+    num_best: int | None = None
+    scoring: Scoring = GNMT
+    token_rules: TokenRules = NO_RULES
 
-    def end_rows(rules, beams, penalty):
-        # A row that ends has no live sequence any more.
-        if is_exact:
-            return beams
-        may_win = goes_on(rules, beams, None if bound_at_limit else penalty)
-        if ends_when_full:
-            may_win &= tf.math.is_inf(beams.finished_scores[:, -1:])
-        return beams._replace(live_log_probs=tf.where(may_win, beams.live_log_probs, -np.inf))
+    def __post_init__(self):
+        check_integer("num_beams", self.num_beams, 1)
+        if self.num_best is None:
+            object.__setattr__(self, "num_best", min(4, self.num_beams))  # a frozen dataclass
+        check_integer("num_best", self.num_best, 1)
+        if self.num_best > self.num_beams:
+            raise ValueError(
+                "num_best must be at most num_beams, the number of sequences the search follows. "
+                f"Received: num_best={self.num_best}, num_beams={self.num_beams}."
+            )
+        if not isinstance(self.scoring, Scoring):
+            raise ValueError(
+                "scoring must be GNMTScoring, HuggingFaceScoring or another Scoring. "
+                f"Received: {self.scoring!r:.80}."
+            )
+        check_token_rules(self.token_rules)
 
-    def advance(rules, position, beams, cache_before):
-        newest = tf.gather(beams.live_ids, position, axis=2)
-        logits, longer = call_step(step, newest, beams.parents, position, cache_before, rules)
-        forced_ids = tf.gather(rules.forced_ids, position)
-        candidates = best_candidates(
-            logits, beams.live_log_probs, forced_ids, rules.forbidden_ids, as_hugging_face,
-            constrained_log_probs(logits, beams.live_ids, position, rules),
-        )  # fmt: skip
-        position += 1
-        column = None if capacity is None else position
-        penalty = tf.gather(penalties, position)
-        is_last = None if rules.token_rules.forces_end else (position >= rules.limits)[:, None]
-        beams = extend(beams, candidates, rules.end_id, penalty, column, as_hugging_face, is_last)
-        return position, end_rows(rules, beams, penalty), longer
+    def __call__(
+        self, step, cache, *, limits, start_id, end_id, forbidden_ids=None, prefix=None,
+        capacity=None, prefill=None, rows_leave=False,
+    ):  # fmt: skip
+        scoring, num_best = self.scoring, self.num_best
+        rules = read_rules(
+            limits, start_id, end_id, forbidden_ids, prefix, capacity, self.token_rules
+        )
+        if rows_leave and not rules.grows:
+            raise ValueError("rows_leave needs a cache that grows. Received: a capacity.")
+        divisors = scoring.divisors(tf.cast(tf.range(rules.steps + 1), tf.float32))
 
-    finished = n_best if is_exact else num_beams
-    beams = start_beams(rules.limits, num_beams, finished, rules.start_id, capacity)
-    count, forced_ids, log_probs, filled = read_forced(prefill, cache, rules, not as_hugging_face)
-    beams = beams._replace(
-        live_ids=begin_with(beams.live_ids, forced_ids, count, rules.grows),
-        live_log_probs=beams.live_log_probs + log_probs[:, None],
-        finished_ids=begin_with(beams.finished_ids, forced_ids * 0, count, rules.grows),
-    )
-    run = _run_while_rows_leave if rows_leave else _run_all_rows
-    ids, scores = run(goes_on, advance, (count, beams, filled), cache, rules)
-    return read_hypotheses(ids[:, :n_best], scores[:, :n_best], rules)
+        def advance(rules, position, beams, cache_before):
+            newest = tf.gather(beams.live_ids, position, axis=2)
+            logits, longer = call_step(step, newest, beams.parents, position, cache_before, rules)
+            candidates = best_candidates(
+                logits, beams.live_log_probs, tf.gather(rules.forced_ids, position),
+                rules.forbidden_ids, scoring.counts_forced,
+                constrained_log_probs(logits, beams.live_ids, position, rules),
+            )  # fmt: skip
+            position += 1
+            column = None if capacity is None else position
+            divisor, last_divisor = tf.gather(divisors, position), tf.gather(divisors, rules.limits)
+            is_last = None if rules.token_rules.forces_end else (position >= rules.limits)[:, None]
+            may_finish = scoring.may_finish(candidates.log_probs, self.num_beams)
+            beams = extend(beams, candidates, rules.end_id, divisor, column, may_finish, is_last)
+            goes_on = scoring.goes_on(
+                beams.live_log_probs, beams.finished_scores, divisor, last_divisor[:, None]
+            )
+            live_log_probs = tf.where(goes_on, beams.live_log_probs, -np.inf)
+            return position, beams._replace(live_log_probs=live_log_probs), longer
+
+        num_finished = num_best if scoring.is_exact else self.num_beams
+        beams = start_beams(rules.limits, self.num_beams, num_finished, rules.start_id, capacity)
+        count, forced_ids, log_probs, filled = read_forced(
+            prefill, cache, rules, scoring.counts_forced
+        )
+        beams = beams._replace(
+            live_ids=begin_with(beams.live_ids, forced_ids, count, rules.grows),
+            live_log_probs=beams.live_log_probs + log_probs[:, None],
+            finished_ids=begin_with(beams.finished_ids, forced_ids * 0, count, rules.grows),
+        )
+        run = _run_while_rows_leave if rows_leave else _run_all_rows
+        ids, scores = run(advance, (count, beams, filled), cache, rules)
+        return read_hypotheses(ids[:, :num_best], scores[:, :num_best], rules)
 
 
-def _run_all_rows(goes_on, advance, start, empty_cache, rules):
+def _is_live(beams):
+    """Whether a row goes on, (batch,): the search leaves one that ends no live sequence."""
+    return beams.live_log_probs[:, 0] > -np.inf
+
+
+def _run_all_rows(advance, start, empty_cache, rules):
     """The ids and scores of the finished sequences, once no row goes on."""
     _, beams, _ = run_loop(
-        lambda _, beams, __: tf.reduce_any(goes_on(rules, beams)),
+        lambda _, beams, __: tf.reduce_any(_is_live(beams)),
         functools.partial(advance, rules),
         start,
         empty_cache,
@@ -180,26 +159,27 @@ def _run_all_rows(goes_on, advance, start, empty_cache, rules):
     return beams.finished_ids, beams.finished_scores
 
 
-def _run_while_rows_leave(goes_on, advance, start, empty_cache, rules):
+def _run_while_rows_leave(advance, start, empty_cache, rules):
     """Like `_run_all_rows`; when an eighth of the rows have ended, the others go on alone."""
     position, beams, cache = start
     # The number of sequences stays static, for signatures that return them.
     shape = tf.shape(beams.finished_ids)[0], beams.finished_ids.shape[1], rules.steps + 1
 
-    def few_have_ended(rules, _, beams, __):
-        remaining = tf.math.count_nonzero(goes_on(rules, beams), dtype=tf.int32)
-        return 8 * remaining > 7 * tf.size(rules.limits)
+    def few_have_ended(_, beams, __):
+        is_live = _is_live(beams)
+        return 8 * tf.math.count_nonzero(is_live, dtype=tf.int32) > 7 * tf.size(is_live)
 
     def advance_some(position, state, cache):
         rows, beams, ids, scores = state
-        rules_here = rules.of_rows(rows)
-        condition, body = (functools.partial(f, rules_here) for f in (few_have_ended, advance))
-        position, beams, cache = run_loop(condition, body, (position, beams, cache), empty_cache)
+        body = functools.partial(advance, rules.of_rows(rows))
+        position, beams, cache = run_loop(
+            few_have_ended, body, (position, beams, cache), empty_cache
+        )
         missing = [[0, 0], [0, 0], [0, shape[2] - tf.shape(beams.finished_ids)[2]]]
         places = rows[:, None]
         ids = tf.tensor_scatter_nd_update(ids, places, tf.pad(beams.finished_ids, missing))
         scores = tf.tensor_scatter_nd_update(scores, places, beams.finished_scores)
-        remaining = tf.reshape(tf.where(goes_on(rules_here, beams)[:, 0]), [-1])
+        remaining = tf.reshape(tf.where(_is_live(beams)), [-1])
         state = (rows, beams), cache
         (rows, beams), cache = tf.nest.map_structure(lambda x: tf.gather(x, remaining), state)
         return position, (rows, beams, ids, scores), cache
@@ -239,11 +219,8 @@ class Rules(NamedTuple):
         )
 
 
-def read_rules(
-    limits, start_id, end_id, forbidden_ids, prefix, capacity=None, token_rules=None, starts=None
-):
+def read_rules(limits, start_id, end_id, forbidden_ids, prefix, capacity, token_rules, starts=None):
     """Checks the arguments that searches and sampling share, and returns them as `Rules`."""
-    token_rules = token_rules or NO_RULES
     check_backend()
     if tf.is_tensor(start_id):
         start_id = _integers("start_id", start_id, ("batch",))
@@ -443,27 +420,6 @@ def trim(hypotheses):
     lengths = tf.reshape(hypotheses.lengths, [-1])
     longest = tf.reduce_max(tf.concat([[0], lengths], axis=0))
     return hypotheses._replace(token_ids=hypotheses.token_ids[:, :, :longest])
-
-
-def check_search(num_beams, n_best, length_penalty, scoring, n_best_name="n_best"):
-    """Raises a ValueError unless these are settings of a beam search."""
-    check_integer("num_beams", num_beams, 1)
-    check_integer(n_best_name, n_best, 1)
-    if n_best > num_beams:
-        raise ValueError(
-            f"{n_best_name} must be at most num_beams, the number of sequences the search "
-            f"follows. Received: {n_best_name}={n_best}, num_beams={num_beams}."
-        )
-    check_number("length_penalty", length_penalty, least=0, reason=" Choose e.g. 0.6.")
-    if scoring not in SCORINGS:
-        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {scoring!r}.")
-
-
-def _length_penalties(rules, length_penalty, as_hugging_face):
-    """((5 + n) / 6) ** alpha, or n ** alpha, for n = 0 to the number of steps."""
-    lengths = tf.cast(tf.range(rules.steps + 1), tf.float32)
-    lengths = tf.maximum(lengths, 1.0) if as_hugging_face else (5.0 + lengths) / 6.0
-    return lengths ** float(length_penalty)
 
 
 def _integers(name, values, axes):

@@ -1,61 +1,48 @@
-"""Streams one sequence, token by token."""
+"""Streams sequences, token by token."""
+
+import dataclasses
 
 import tensorflow as tf
 
 from keras_transformer.arguments import check_integer
 from keras_transformer.decoding.beams import unchanged_parents
-from keras_transformer.decoding.sampling import mask_forbidden, token_sampler
+from keras_transformer.decoding.sampling import Sampling, mask_forbidden
 from keras_transformer.decoding.search import check_backend, check_ids, growing_shape
-from keras_transformer.decoding.token_rules import NO_RULES
 
 SHORTEST_PROMPT = 16  # tokens to which XLA's prompts are padded
 
 
-def stream(
-    step,
-    start_cache,
-    prompt,
-    *,
-    num_tokens,
-    context,
-    seed,
-    temperature=1.0,
-    top_k=None,
-    top_p=None,
-    forbidden_ids=(),
-    jit_compile=False,
-    token_rules=None,
-    end_id=None,
-    prefill=None,
-    num_starts=0,
-):
-    """Continues a prompt and yields each token as soon as it is sampled.
+class Streamer:
+    """Continues prompts and yields each token as soon as it is sampled.
 
-    Until the context is full, these are the tokens of `sample`. Then the newest half of the
-    context becomes a new prompt, so the text may have any length.
+    Until the context is full, these are the tokens of a call of `Sampling`. Then the newest half of
+    the context becomes a new prompt, so the text may have any length. No token ends it. TensorFlow
+    traces the functions once for all texts; XLA compiles the step once, and what reads prompts once
+    for each length that they are padded to.
 
     Args:
-        step: as for `beam_search`, with one row and one beam.
+        step: as for `BeamSearch`, with one row and one beam.
         start_cache: () -> the cache before the first step.
-        prompt: at least one id.
-        num_tokens: length of the continuation, at least 0.
+        sampling: `Sampling`; its rules see the tokens that the model reads.
         context: maximum number of tokens that the model reads, at least 2.
-        seed: as for `sample`.
-        temperature: as for `sample`, above 0.
-        top_k: as for `sample`, at least 1, or None.
-        top_p: as for `sample`, in (0, 1], or None.
         forbidden_ids: ids that are never sampled.
-        jit_compile: whether XLA compiles the step, once, for a cache that has room for the
-            whole context from the start, and `prefill` for prompts that are padded to a power of
-            two of at least 16 tokens; `seed` must then have the shape (1, 2).
-        token_rules: as for `sample`; they see the tokens that the model reads.
-        end_id: the token that ends a text, for `token_rules`; required with those.
-        prefill: as for `beam_search`; reads a prompt in one pass.
+        jit_compile: whether XLA compiles the step, for a cache that has room for the whole context
+            from the start, and `prefill` for prompts that are padded to a power of two of at least
+            16 tokens; seeds must then have the shape (1, 2).
+        end_id: the token that ends a text, for the rules of the sampling; required with those.
+        prefill: as for `BeamSearch`; reads a prompt in one pass.
         num_starts: how many tokens of the prompt, at least 0, stay at the beginning of all that is
             read, such as a start token.
 
-    Yields:
-        Integer ids.
+    Call arguments:
+        prompt: at least one id.
+        num_tokens: length of the continuation, at least 0.
+        seed: as for `Sampling`.
+        changes: temperature, top_k and top_p in place of those of the sampling. Tensors, with one
+            entry, may change from call to call without a new trace.
+
+    Returns:
+        A generator of integer ids.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -64,57 +51,20 @@ def stream(
         >>> import tensorflow as tf
         >>> def step(token_ids, parents, position, cache):
         ...     return 99.0 * tf.one_hot(token_ids + 1, 9), cache
-        >>> list(stream(step, tuple, [3], num_tokens=4, context=5, seed=(1, 2)))
+        >>> streamer = Streamer(step, tuple, Sampling(), context=5)
+        >>> list(streamer([3], num_tokens=4, seed=(1, 2)))
         [4, 5, 6, 7]
-    """
-    streamer = Streamer(
-        step,
-        start_cache,
-        context=context,
-        forbidden_ids=forbidden_ids,
-        jit_compile=jit_compile,
-        token_rules=token_rules,
-        end_id=end_id,
-        prefill=prefill,
-        num_starts=num_starts,
-    )
-    yield from streamer(
-        prompt,
-        num_tokens=num_tokens,
-        seed=seed,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-    )
-
-
-class Streamer:
-    """Streams many sequences with functions that TensorFlow traces once.
-
-    XLA compiles the step once, and what reads prompts once for each length that they are padded to.
-
-    Args:
-        step: this and all further arguments are those of `stream`.
     """
 
     def __init__(
-        self,
-        step,
-        start_cache,
-        *,
-        context,
-        forbidden_ids=(),
-        jit_compile=False,
-        token_rules=None,
-        end_id=None,
-        prefill=None,
-        num_starts=0,
-    ):
+        self, step, start_cache, sampling, *, context, forbidden_ids=(), jit_compile=False,
+        end_id=None, prefill=None, num_starts=0,
+    ):  # fmt: skip
         check_backend()
         check_integer("context", context, 2)
         check_integer("num_starts", num_starts, 0, context - 1)
         self._num_starts = num_starts
-        self._rules = token_rules or NO_RULES
+        self._sampling, self._rules = sampling, sampling.token_rules
         if self._rules.change_scores:
             check_integer("end_id", end_id, 1, reason=" token_rules need it.")
         self._step, self._start_cache, self._prefill = step, start_cache, prefill
@@ -124,18 +74,15 @@ class Streamer:
         self._advance = tf.function(self.draw_next, **options)
         self._read_prompt = tf.function(self._cache_of, **options)
 
-    def __call__(self, prompt, *, num_tokens, seed, temperature=1.0, top_k=None, top_p=None):
-        """Continues a prompt, as `stream`; each token is an integer id.
-
-        What is given as a tensor, with one entry, may change from call to call without a new trace.
-        """
+    def __call__(self, prompt, *, num_tokens, seed, **changes):
         check_integer("num_tokens", num_tokens, 0)
         context, rules = self._context, self._rules
         prompt = [int(token_id) for token_id in prompt]
         if not prompt:
             raise ValueError("The prompt must have at least one token. Received: none.")
-        drawing = seed, temperature, top_k, top_p
-        token_sampler(*drawing)
+        sampling = dataclasses.replace(self._sampling, **changes)
+        sampling.drawing(seed)  # raises for a wrong seed
+        drawing = seed, sampling.temperature, sampling.top_k, sampling.top_p
         first_free = tf.constant([len(prompt) - 1])
         sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
         written, past, cache = 0, self._newest(prompt, context), self._start_cache()
@@ -190,7 +137,10 @@ class Streamer:
             return advance, None
         return advance, self._read_prompt.get_concrete_function(prompt, scalar, cache)
 
-    def draw_next(self, token_id, position, text_position, first_free, cache, sequence, *drawing):
+    def draw_next(
+        self, token_id, position, text_position, first_free, cache, sequence,
+        seed, temperature, top_k, top_p,
+    ):  # fmt: skip
         """Draws one token, not traced.
 
         Args:
@@ -200,7 +150,8 @@ class Streamer:
             first_free: number of tokens of the prompt, without the first, (1,).
             cache: from the previous token, or from `read_prompt`.
             sequence: all tokens, (1, 1, columns), for rules.
-            *drawing: seed, temperature, top_k and top_p.
+            seed: as of a call.
+            temperature: this and all further arguments are those of `Sampling`.
 
         Returns:
             The pair of the token, an integer scalar, and the cache.
@@ -215,7 +166,8 @@ class Streamer:
                 logits, sequence, seen, text_position, first_free, self._end_id
             )
         logits = mask_forbidden(logits, self._forbidden_ids, last_resort)
-        drawn = token_sampler(*drawing)(logits, text_position)[0, 0]
+        sampling = Sampling(temperature, top_k, top_p)
+        drawn = sampling.drawing(seed)(logits, text_position)[0, 0]
         if (first_id := self._rules.forced_bos_token_id) is not None:
             drawn = tf.where(tf.equal(text_position, 0), first_id, drawn)
         return drawn, cache

@@ -104,14 +104,6 @@ class TokenRules:
         names = {"forced_bos_token_id", "forces_end", "start_counts_as", "counts_as_end"}
         return not self.changed().keys() <= names
 
-    def check_ends(self, name, end_ids):
-        """Raises ValueError for further end ids, of an argument, besides a least length."""
-        if end_ids and (self.min_length or self.min_new_tokens):
-            raise ValueError(
-                "min_length and min_new_tokens forbid one end token for a while, not several. "
-                f"Received: {name}={end_ids}."
-            )
-
     def apply(self, scores, sequences, seen, position, first_free, end_id):
         """The scores of the next token: minus infinity where a rule forbids it.
 
@@ -177,6 +169,12 @@ class TokenRules:
             window = padded[:, :, index : index + columns]
             matches &= tf.equal(window, newest[:, :, index, None])
         return padded[:, :, before:], matches
+
+
+def check_token_rules(token_rules):
+    """Raises ValueError unless these are `TokenRules`."""
+    if not isinstance(token_rules, TokenRules):
+        raise ValueError(f"token_rules must be TokenRules. Received: {token_rules!r:.80}.")
 
 
 def _last(sequences, seen, count):

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from keras_transformer.arguments import check_integer, read_text, read_texts
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
-from keras_transformer.decoding.sampling import sample
 from keras_transformer.decoding.streaming import Streamer, growing_specs
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.decoder_only import LanguageModel
@@ -85,7 +84,7 @@ class Generator(ServedModel):
             self._check_scores(first_id + model.embedding.vocabulary_size)
         start_id = self.settings.start_id
         self._start = [] if start_id is None else [start_id]
-        special = (*self._start, *self.settings.end_ids)
+        special = (*self._start, *self.settings.sampling.end_ids)
         if any(token_id >= tokenizer.vocabulary_size for token_id in special):
             raise ValueError(
                 f"start_id and end_ids must be below the {tokenizer.vocabulary_size} ids of the "
@@ -102,9 +101,10 @@ class Generator(ServedModel):
             )
         may_end = getattr(self._text_model, "may_end", False)
         self.forbidden_ids = CONTROL_IDS[:END_ID] if may_end else CONTROL_IDS
-        self._token_rules = dataclasses.replace(
-            self.settings.token_rules, counts_as_end=self._own_end
-        )
+        sampling = self.settings.sampling
+        rules = {"counts_as_end": self._own_end, "forces_end": False}
+        rules = dataclasses.replace(sampling.token_rules, **rules)
+        self._sampling = dataclasses.replace(sampling, token_rules=rules)
         self._compiled_sampling = compiled(self._sample_ids)
 
     @classmethod
@@ -145,12 +145,12 @@ class Generator(ServedModel):
                 their beginning, with a warning.
             max_tokens: length of each continuation in tokens, below `settings.context`, while
                 `stream` has no limit; defaults to `settings.max_tokens`.
-            temperature: above 0; below 1 sharpens the distribution; defaults to
-                `settings.temperature`.
+            temperature: above 0; below 1 sharpens the distribution; defaults to that of
+                `settings.sampling`.
             top_k: number of most likely tokens to sample from, at least 1, and as many as the
-                vocabulary has for all; defaults to `settings.top_k`.
+                vocabulary has for all; defaults to that of `settings.sampling`.
             top_p: probability mass of the most likely tokens to sample from, in (0, 1]; defaults
-                to `settings.top_p`.
+                to that of `settings.sampling`.
             seed: an integer; prompt i is continued with seed + i. The same seed samples the same
                 text.
 
@@ -161,19 +161,18 @@ class Generator(ServedModel):
             ValueError: if `prompts` is not a list of strings, or an argument is out of range.
         """
         prompts = list(read_texts(prompts, "prompts"))
-        settings = self._settings(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p
-        )
+        settings = self.settings
+        if max_tokens is not None:
+            settings = dataclasses.replace(settings, max_tokens=max_tokens)
+        drawing = self._drawing(temperature=temperature, top_k=top_k, top_p=top_p)
         count = len(prompts)
         _check_seed(seed, count)
         answer = self.answer(
             prompts,
             "generate",
             max_tokens=[settings.max_tokens] * count,
-            temperature=[settings.temperature] * count,
-            top_k=[settings.top_k or 0] * count,
-            top_p=[settings.top_p] * count,
             seed=range(seed, seed + count),
+            **{name: [value] * count for name, value in drawing.items()},
         )
         limit = settings.context - settings.max_tokens - len(self._start)
         warn_truncated(answer["truncated"], limit, "truncated at the beginning")
@@ -197,7 +196,7 @@ class Generator(ServedModel):
             ValueError: if `prompt` is not a string, or an argument is out of range.
         """
         prompt = read_text(prompt, "prompt")
-        settings = self._settings(temperature=temperature, top_k=top_k, top_p=top_p)
+        drawing = self._drawing(temperature=temperature, top_k=top_k, top_p=top_p)
         _check_seed(seed)
         check_integer("max_tokens", max_tokens, 0)
         prompt_ids = self._start + (self._ids_of(prompt) or self.empty_prompt_ids)
@@ -205,11 +204,9 @@ class Generator(ServedModel):
             prompt_ids,
             num_tokens=max_tokens,
             seed=tf.constant([[seed, 0]]),  # per row, to sample as the served model does
-            temperature=tf.constant([settings.temperature]),
-            top_k=tf.constant([settings.top_k or 0]),
-            top_p=tf.constant([settings.top_p]),
+            **{name: tf.constant([value]) for name, value in drawing.items()},
         )
-        ends = (END_ID, *settings.end_ids)
+        ends = (END_ID, *self.settings.sampling.end_ids)
         ids = itertools.takewhile(lambda token_id: token_id not in ends, ids)
         return self._pieces(prompt_ids, ids)
 
@@ -220,10 +217,10 @@ class Generator(ServedModel):
         return Streamer(
             model.step,
             lambda: model.start_cache(1, 1, *length),
+            self._sampling,
             context=self.settings.context,
             forbidden_ids=self.forbidden_ids,
             jit_compile=self._is_static,
-            token_rules=self._token_rules,
             end_id=END_ID,
             prefill=getattr(model, "prefill", None),
             num_starts=len(self._start),
@@ -319,7 +316,7 @@ class Generator(ServedModel):
             ids[0, -1], position, position, kept - 1, state["cache"], ids[:, None],
             *state["drawing"],
         )  # fmt: skip
-        is_end = tf.reduce_any(tf.equal(drawn, (END_ID, *self.settings.end_ids)))
+        is_end = tf.reduce_any(tf.equal(drawn, (END_ID, *self.settings.sampling.end_ids)))
         drawn = tf.where(is_end, END_ID, drawn)
         ids = tf.concat([ids, tf.reshape(drawn, [1, 1])], axis=1)
         length = position + 2 - kept
@@ -368,10 +365,8 @@ class Generator(ServedModel):
         return self._generate(
             prompt,
             max_tokens=rows * self.settings.max_tokens,
-            temperature=tf.cast(rows, tf.float32) * self.settings.temperature,
-            top_k=rows * (self.settings.top_k or 0),
-            top_p=tf.cast(rows, tf.float32) * self.settings.top_p,
             seed=rows * 0,
+            **{name: tf.fill(tf.shape(rows), value) for name, value in self._drawing().items()},
         )
 
     def _generate(self, prompt, max_tokens, temperature, top_k, top_p, seed):
@@ -497,22 +492,20 @@ class Generator(ServedModel):
         def read_prompt(token_ids, _, count, cache):
             return prefill(token_ids, None, count, cache)  # without log-probabilities
 
-        return sample(
+        sampling = dataclasses.replace(
+            self._sampling, temperature=temperature, top_k=top_k, top_p=top_p
+        )
+        return sampling(
             step,
             self._text_model.start_cache(tf.shape(first)[0], 1, *capacity, **padding),
             limits=limits,
             start_id=first,
             end_id=END_ID,
             seed=seeds,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
             forbidden_ids=self.forbidden_ids,
             prefix=rest,
             capacity=capacity[0] if capacity else None,
-            token_rules=dataclasses.replace(self._token_rules, forces_end=False),
             prefill=prefill and read_prompt,
-            more_end_ids=self.settings.end_ids,
             **padding,
         )
 
@@ -546,10 +539,15 @@ class Generator(ServedModel):
         )
         return tf.concat([replacements, ids], axis=1), is_cut
 
-    def _settings(self, **changes):
-        """The settings with changes, which they check; None stands for no change."""
+    def _drawing(self, **changes):
+        """Temperature, top_k and top_p as `generate` takes them; None leaves those of the settings.
+
+        Raises ValueError if one is out of range.
+        """
         changes = {name: value for name, value in changes.items() if value is not None}
-        return dataclasses.replace(self.settings, **changes)
+        sampling = dataclasses.replace(self.settings.sampling, **changes)
+        numbers = float(sampling.temperature), int(sampling.top_k or 0), float(sampling.top_p)
+        return dict(zip(("temperature", "top_k", "top_p"), numbers, strict=True))
 
     def _pieces(self, before, ids):
         """The text that each id adds to that of the ids before, without incomplete characters."""

@@ -1,108 +1,95 @@
-"""Settings of served translators and language models."""
+"""Settings of served translators and language models, and how a run keeps them."""
 
 import dataclasses
 import json
 
-from keras_transformer.arguments import check_integer, check_number
-from keras_transformer.decoding.search import SCORINGS, check_search
-from keras_transformer.decoding.token_rules import NO_RULES, TokenRules
+from keras_transformer.arguments import check_integer
+from keras_transformer.decoding.sampling import Sampling
+from keras_transformer.decoding.scoring import GNMTScoring, HuggingFaceScoring
+from keras_transformer.decoding.search import BeamSearch
+from keras_transformer.decoding.token_rules import TokenRules
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
-# What a run keeps of `SamplingSettings`, besides its rules.
+# The names that flags and runs give to scorings.
+SCORINGS = {
+    "gnmt": (GNMTScoring, "never"),
+    "gnmt_heuristic": (GNMTScoring, False),
+    "huggingface": (HuggingFaceScoring, False),
+    "huggingface_early_stopping": (HuggingFaceScoring, True),
+    "huggingface_never": (HuggingFaceScoring, "never"),
+}
+# What a run keeps of `SearchSettings` and, besides its rules, of `SamplingSettings`.
+SEARCH = (
+    "num_beams", "length_penalty", "scoring", "max_length", "max_target_length", "token_rules",
+)  # fmt: skip
+TEMPERATURE = 0.8  # unless a run or a folder says otherwise
 SAMPLING = ("max_tokens", "temperature", "top_k", "top_p", "start_id", "end_ids")
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchSettings:
-    """Beam search settings of a translator; an export fixes them in the graph.
+    """Settings of a translator; an export fixes them in the graph.
 
     Args:
-        num_beams: hypotheses kept at each step, at least 1; 1 is greedy search.
-        num_best: translations that `translate_nbest` returns, from 1 to `num_beams`. Defaults to
-            4, or `num_beams` if that is smaller.
-        length_penalty: exponent of the length penalty, at least 0; 0 turns it off.
+        search: `decoding.BeamSearch`, whose `num_best` translations `translate_nbest` returns. With
+            `decoding.HuggingFaceScoring` a translation may be up to `max_target_length` long, not
+            only about twice its source.
         max_source_length: source limit in tokens, end token included, at least 2; longer sources
             are truncated.
         max_target_length: translation limit in tokens, end token included, at least 2.
-        scoring: "gnmt", "gnmt_heuristic", "huggingface", "huggingface_early_stopping" or
-            "huggingface_never", as in `decoding.beam_search`; with the last three a translation may
-            be up to `max_target_length` long, not only about twice its source.
-        token_rules: which tokens the search may choose, `decoding.TokenRules`.
 
     Raises:
         ValueError: if a setting is out of range.
 
     Examples:
-        >>> SearchSettings(num_beams=2).num_best
+        >>> SearchSettings(BeamSearch(num_beams=2)).search.num_best
         2
     """
 
-    num_beams: int = 4
-    num_best: int | None = None
-    length_penalty: float = 0.6
+    search: BeamSearch = dataclasses.field(default_factory=BeamSearch)
     max_source_length: int = 256
     max_target_length: int = 256
-    scoring: str = "gnmt"
-    token_rules: TokenRules = NO_RULES
 
     def __post_init__(self):
-        check_integer("num_beams", self.num_beams, 1)
-        if self.num_best is None:
-            object.__setattr__(self, "num_best", min(4, self.num_beams))  # a frozen dataclass
-        search = self.num_beams, self.num_best, self.length_penalty, self.scoring
-        check_search(*search, n_best_name="num_best")
+        if not isinstance(self.search, BeamSearch):
+            raise ValueError(f"search must be a BeamSearch. Received: {self.search!r:.80}.")
         reason = " There must be room for one token and the end token."
         for name in ("max_source_length", "max_target_length"):
             check_integer(name, getattr(self, name), 2, reason=reason)
-        _check_token_rules(self.token_rules)
-
-    @property
-    def as_hugging_face(self):
-        """Whether scores and limits are those of Hugging Face."""
-        return SCORINGS[self.scoring].as_hugging_face
 
 
 @dataclasses.dataclass(frozen=True)
 class SamplingSettings:
-    """Sampling settings of a language model; an export fixes them in the graph.
+    """Settings of a language model; an export fixes them in the graph.
 
     Args:
         context: limit of prompt and continuation together, in tokens, at least 2.
-        max_tokens: length of the continuations of `serving_default`, in tokens, below `context`.
-        temperature: of `serving_default`, above 0; near 0 chooses the most likely token.
+        max_tokens: length of the continuations of `serving_default`, in tokens, below `context`;
+            None for half of it.
+        sampling: `decoding.Sampling`: temperature, top_k and top_p of `serving_default`, and rules,
+            for which the tokens of the prompt count. Defaults to a temperature of 0.8.
         empty_prompt: text that replaces an empty prompt, at least one token.
-        top_k: of `serving_default`, number of most likely tokens to sample from, at least 1; None
-            for all.
-        top_p: of `serving_default`, probability mass of the most likely tokens to sample from, in
-            (0, 1].
-        token_rules: which tokens may be sampled, `decoding.TokenRules`; those of the prompt count.
         start_id: the tokenizer's id that begins every text that the model reads, such as Llama's
             "<s>"; None if none does. An empty prompt is then this id alone.
-        end_ids: ids that end a text besides the end token, such as that of "<|eot_id|>".
 
     Raises:
         ValueError: if a setting is out of range.
     """
 
     context: int = 256
-    max_tokens: int = 128
-    temperature: float = 0.8
+    max_tokens: int | None = None
+    sampling: Sampling = dataclasses.field(default_factory=lambda: Sampling(TEMPERATURE))
     empty_prompt: str = "\n"
-    top_k: int | None = None
-    top_p: float = 1.0
-    token_rules: TokenRules = NO_RULES
     start_id: int | None = None
-    end_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
         check_integer("context", self.context, 2)
+        if self.max_tokens is None:
+            object.__setattr__(self, "max_tokens", self.context // 2)  # a frozen dataclass
         reason = f" It must be below context, {self.context}, which includes the prompt."
         check_integer("max_tokens", self.max_tokens, 1, self.context - 1, reason)
-        check_number("temperature", self.temperature, above=0)
-        if self.top_k is not None:
-            check_integer("top_k", self.top_k, 1)
-        check_number("top_p", self.top_p, above=0, most=1)
-        _check_token_rules(self.token_rules)
+        if not isinstance(self.sampling, Sampling):
+            raise ValueError(f"sampling must be a Sampling. Received: {self.sampling!r:.80}.")
         if self.start_id is not None:
             check_integer("start_id", self.start_id, 0)
             if self.start_id in (PAD_ID, END_ID):
@@ -110,41 +97,75 @@ class SamplingSettings:
                     f"start_id must not be {PAD_ID}, padding, nor {END_ID}, which ends a text. "
                     f"Received: start_id={self.start_id}."
                 )
-        if not isinstance(self.end_ids, (list, tuple)):  # a list, from JSON
-            raise ValueError(f"end_ids must be a tuple of ids. Received: end_ids={self.end_ids!r}.")
-        object.__setattr__(self, "end_ids", tuple(self.end_ids))
-        for end_id in self.end_ids:
-            check_integer("end_ids", end_id, 0)
-        self.token_rules.check_ends("end_ids", self.end_ids)
 
 
-def read_token_rules(text, changes=None):
-    """`TokenRules` from a JSON object, as a run keeps them; "" or None for no rules.
+def read_search(kept, num_beams=None, length_penalty=None, token_rules=None):
+    """The `SearchSettings` that a run keeps, as of `kept_search`; `num_best` is `num_beams`.
 
-    `changes` replace rules of the run. Raises ValueError for unknown rules and wrong values.
+    What is not None replaces settings of the run; `token_rules` replace only those that they name.
+    Raises ValueError for unknown names and wrong values.
     """
-    return _token_rules(read_object("token_rules", text), changes)
+    num_beams = kept["num_beams"] if num_beams is None else num_beams
+    length_penalty = kept["length_penalty"] if length_penalty is None else length_penalty
+    rules = _token_rules(read_object("token_rules", kept["token_rules"]), token_rules)
+    return SearchSettings(
+        BeamSearch(num_beams, num_beams, scoring_of(kept["scoring"], length_penalty), rules),
+        kept["max_length"],
+        kept["max_target_length"] or kept["max_length"],
+    )
 
 
-def usual_max_tokens(context):
-    """The default length of a continuation: half the context, in tokens."""
-    return max(1, context // 2)
+def scoring_of(name, length_penalty):
+    """The scoring that has a name in flags and runs; ValueError if none has."""
+    if name not in SCORINGS:
+        raise ValueError(f"scoring must be one of {', '.join(SCORINGS)}. Received: {name!r}.")
+    scoring, early_stopping = SCORINGS[name]
+    return scoring(length_penalty, early_stopping)
+
+
+def kept_search(settings):
+    """What a run keeps of `SearchSettings`, by the names of flags."""
+    search = settings.search
+    names = {each: name for name, each in SCORINGS.items()}
+    return {
+        "num_beams": search.num_beams,
+        "length_penalty": search.scoring.length_penalty,
+        "scoring": names[type(search.scoring), search.scoring.early_stopping],
+        "max_length": settings.max_source_length,
+        "max_target_length": settings.max_target_length,
+        "token_rules": json.dumps(search.token_rules.changed()),
+    }
 
 
 def read_sampling(text, context, token_rules=None):
-    """The `SamplingSettings` that a run keeps as a JSON object; "" or None for the usual ones.
+    """The `SamplingSettings` that a run keeps as JSON, as of `kept_sampling`; "" or None for usual.
 
     `context` limits prompt and continuation together, in tokens; `token_rules` replace rules of the
     run. Raises ValueError for unknown settings and wrong values.
     """
-    values = {"max_tokens": usual_max_tokens(context)} | read_object("sampling", text)
-    rules = _token_rules(values.pop("token_rules", {}), token_rules)
-    names = SAMPLING
-    if unknown := sorted(set(values) - set(names)):
+    kept = read_object("sampling", text)
+    rules = _token_rules(kept.pop("token_rules", {}), token_rules)
+    if unknown := sorted(set(kept) - set(SAMPLING)):
         raise ValueError(
-            f"sampling must be among {', '.join((*names, 'token_rules'))}. Received: {unknown}."
+            f"sampling must be among {', '.join((*SAMPLING, 'token_rules'))}. Received: {unknown}."
         )
-    return SamplingSettings(context=context, **values, token_rules=rules)
+    own = {name: kept.pop(name) for name in ("max_tokens", "start_id") if name in kept}
+    sampling = Sampling(**{"temperature": TEMPERATURE} | kept, token_rules=rules)
+    return SamplingSettings(context, sampling=sampling, **own)
+
+
+def kept_sampling(settings):
+    """What a run keeps of `SamplingSettings`, as JSON: what differs from the usual settings."""
+    usual = _flat(SamplingSettings(settings.context))
+    changed = {name: value for name, value in _flat(settings).items() if value != usual[name]}
+    return json.dumps(changed)
+
+
+def _flat(settings):
+    """What a run may keep of `SamplingSettings`, by its names."""
+    values = vars(settings) | vars(settings.sampling)
+    rules = settings.sampling.token_rules.changed()
+    return {name: values[name] for name in SAMPLING} | {"token_rules": rules}
 
 
 def read_object(name, text):
@@ -166,8 +187,3 @@ def _token_rules(values, changes):
         if unknown := sorted(set(each) - set(names)):
             raise ValueError(f"token_rules must be among {', '.join(names)}. Received: {unknown}.")
     return TokenRules(**(values | (changes or {})))
-
-
-def _check_token_rules(token_rules):
-    if not isinstance(token_rules, TokenRules):
-        raise ValueError(f"token_rules must be TokenRules. Received: {token_rules!r:.80}.")

@@ -1,5 +1,6 @@
 """Translates texts with a trained model, from Python or as a SavedModel."""
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -8,7 +9,7 @@ import tensorflow as tf
 from keras_transformer.arguments import check_integer, read_text, read_texts
 from keras_transformer.decoding import NO_HYPOTHESIS_SCORE
 from keras_transformer.decoding.compiling import bucket, compiled, fill, first_rows, row_bucket
-from keras_transformer.decoding.search import beam_search
+from keras_transformer.decoding.scoring import HuggingFaceScoring
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.encoder_decoder import TranslationModel, check_translation
 from keras_transformer.serving.languages import check_language, in_languages
@@ -26,7 +27,7 @@ from keras_transformer.serving.served_model import (
     side_by_side,
     warn_truncated,
 )
-from keras_transformer.serving.settings import SearchSettings, read_token_rules
+from keras_transformer.serving.settings import SEARCH, SearchSettings, read_search
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 # The limit of a translation is twice its source plus EXTRA tokens, so each bucket of sources has
@@ -39,9 +40,7 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: the translation.
-        score: its log-probability in nats, divided by the length penalty: by
-            ((5 + num_tokens) / 6) ** length_penalty, or with Hugging Face's scorings by
-            num_tokens ** length_penalty.
+        score: its log-probability in nats, divided as the scoring of the search says.
         num_tokens: its length in tokens, end token included.
     """
 
@@ -79,7 +78,8 @@ class Translator(ServedModel):
         >>> import keras_transformer as kt
         >>> tokenizer = kt.tokenizers.train_sentencepiece(["a dog runs", "ein Hund läuft"], 280)
         >>> model = kt.translation(tokenizer.vocabulary_size, size="tiny", num_layers=1)
-        >>> translator = Translator(model, tokenizer, settings=SearchSettings(num_beams=2))
+        >>> settings = SearchSettings(kt.decoding.BeamSearch(num_beams=2))
+        >>> translator = Translator(model, tokenizer, settings=settings)
         >>> len(translator(["a dog", "runs"]))
         2
     """
@@ -135,20 +135,8 @@ class Translator(ServedModel):
         folder = RunFolder(run)
         model = folder.model(dtype, weights)
         check_translation(model)
-        config = folder.settings(
-            ["num_beams", "length_penalty", "max_length", "max_target_length", "scoring"]
-            + ["token_rules"]
-        )
-        num_beams = config["num_beams"] if num_beams is None else num_beams
-        settings = SearchSettings(
-            num_beams=num_beams,
-            num_best=num_beams,
-            length_penalty=config["length_penalty"] if length_penalty is None else length_penalty,
-            max_source_length=config["max_length"],
-            max_target_length=config["max_target_length"] or config["max_length"],
-            scoring=config["scoring"],
-            token_rules=read_token_rules(config["token_rules"], token_rules),
-        )
+        config = folder.settings(SEARCH)
+        settings = read_search(config, num_beams, length_penalty, token_rules)
         tokenizers = in_languages(
             folder.tokenizer(),
             folder.target_tokenizer(),
@@ -178,7 +166,7 @@ class Translator(ServedModel):
         return [text.decode() for text in answer["translation"]]
 
     def n_best(self, texts, prefixes=None, max_length=0):
-        """Finds up to `settings.num_best` translations of each text.
+        """Finds up to `settings.search.num_best` translations of each text.
 
         Args:
             texts: a list of strings.
@@ -298,7 +286,7 @@ class Translator(ServedModel):
         return [*super().warm_up_requests(texts), ("translate_nbest", one)]
 
     def _signatures(self):
-        best = (self.settings.num_best,)
+        best = (self.settings.search.num_best,)
         return {
             "serving_default": Signature(
                 self._translate,
@@ -366,7 +354,7 @@ class Translator(ServedModel):
         limits = self._limits(source_ids) + shortest - 1 - self._language_tokens
         limits = tf.where(max_length > 0, max_length, tf.minimum(limits, longest))
         limits = tf.clip_by_value(limits, shortest, longest)
-        count = self.settings.num_best
+        count = self.settings.search.num_best
         best = self._search(source_ids, is_empty, limits, count, prefix.to_tensor(PAD_ID))
         rows, _, length = tf.unstack(tf.shape(best.token_ids))
         # Every size is explicit: TensorFlow cannot infer a -1 if there are no rows.
@@ -436,9 +424,9 @@ class Translator(ServedModel):
     def _limits(self, source_ids):
         """The length limit of each translation: about twice its source, or Hugging Face's."""
         longest = self.settings.max_target_length
-        if self.settings.as_hugging_face:
+        if isinstance(self.settings.search.scoring, HuggingFaceScoring):
             return longest
-        rules = self.settings.token_rules
+        rules = self.settings.search.token_rules
         least = rules.min_new_tokens and self._language_tokens + rules.min_new_tokens + 1  # the end
         limits = tf.maximum(2 * _lengths(source_ids) + EXTRA, max(rules.min_length, least))
         return tf.minimum(limits, longest)
@@ -470,6 +458,7 @@ class Translator(ServedModel):
 
     def _beam_search(self, source_ids, limits, num_best, prefix, columns=None):
         """Searches; `columns` are those of a static cache, whose number XLA reads off the shape."""
+        search = dataclasses.replace(self.settings.search, num_best=num_best)
         encoded = self.model.encode(source_ids)
         prefill = getattr(self.model, "prefill", None)
         capacity = [] if columns is None else [tf.size(columns)]
@@ -486,19 +475,14 @@ class Translator(ServedModel):
             log_probs, cache = prefill(encoded, token_ids, next_ids, count, cache)
             return log_probs, (encoded, cache)
 
-        return beam_search(
+        return search(
             step,
-            (encoded, self.model.start_cache(encoded, self.settings.num_beams, *capacity)),
-            num_beams=self.settings.num_beams,
+            (encoded, self.model.start_cache(encoded, search.num_beams, *capacity)),
             limits=limits,
             start_id=START_ID,
             end_id=END_ID,
-            length_penalty=self.settings.length_penalty,
             prefix=prefix,
-            n_best=num_best,
             capacity=capacity[0] if capacity else None,
-            scoring=self.settings.scoring,
-            token_rules=self.settings.token_rules,
             prefill=prefill and read,
             rows_leave=not capacity,
         )

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_transformer as kt
 from keras_transformer.convert.blocks import row_names
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring
 from keras_transformer.serving import SearchSettings, Translator
 from keras_transformer.tokenizers import PAD_ID, START_ID
 from train.demo.corpus import demo_corpus
@@ -32,8 +33,7 @@ def noisy(model, scale=0.2):
 
 def translator_of(tokenizer, num_beams=1, penalty=1.0, ids=405, **options):
     model = noisy(kt.translation(ids, size="tiny", num_layers=2, **options))
-    lengths = {"max_source_length": 20, "max_target_length": 20}
-    settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
+    settings = SearchSettings(BeamSearch(num_beams, 1, HuggingFaceScoring(penalty)), 20, 20)
     return Translator(model, tokenizer, settings=settings)
 
 
@@ -41,7 +41,8 @@ def by_ctranslate2(path, ours, texts):
     """Translations by CTranslate2 with the search of a `Translator` that scores as Hugging Face."""
     import ctranslate2
 
-    settings, rules = ours.settings, ours.settings.token_rules
+    settings, search = ours.settings, ours.settings.search
+    rules = search.token_rules
     names, first = row_names(ours.target_tokenizer), []
     if getattr(ours.target_tokenizer, "language", None) is not None:
         first = pieces_of(ours.target_tokenizer, [""])[0]
@@ -52,8 +53,8 @@ def by_ctranslate2(path, ours, texts):
     found = ctranslate2.Translator(str(path), device="cpu").translate_batch(
         rows,
         target_prefix=[first] * len(rows) if first else None,
-        beam_size=settings.num_beams,
-        length_penalty=settings.length_penalty,
+        beam_size=search.num_beams,
+        length_penalty=search.scoring.length_penalty,
         patience=2,
         no_repeat_ngram_size=rules.no_repeat_ngram_size,
         min_decoding_length=max(0, rules.min_length - 1),

@@ -13,6 +13,7 @@ import keras_transformer as kt
 from keras_transformer.convert import Converted, bart, bert, huggingface, keras_hub, marian, t5
 from keras_transformer.convert.tables import VocabularyPermutation, arrays_of
 from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
 from keras_transformer.tokenizers import SentencePieceTokenizer, WordPieceTokenizer
@@ -40,7 +41,7 @@ def a_marian(path, **options):
     model = kt.translation(
         400, **BLOCK, intermediate_dim=14, normalize_first=False, output_bias=True, **options
     )
-    settings = SearchSettings(2, max_source_length=30, max_target_length=30, scoring="huggingface")
+    settings = SearchSettings(BeamSearch(2, scoring=HuggingFaceScoring(0.6)), 30, 30)
     huggingface.write(Translator(model, tokenizer, settings=settings), path)
 
 
@@ -92,8 +93,7 @@ def _write_with_positions(path, tokenizers, **options):
         tokenizers[0].vocabulary_size + EXTRA - 1, **BLOCK, intermediate_dim=14, output_bias=True,
         max_sequence_length=32, embedding_norm=True, activation="gelu", **options,
     )  # fmt: skip
-    lengths = {"max_source_length": 32, "max_target_length": 32}
-    settings = SearchSettings(2, **lengths, scoring="huggingface")
+    settings = SearchSettings(BeamSearch(2, scoring=HuggingFaceScoring(0.6)), 32, 32)
     huggingface.write(Translator(model, *tokenizers, settings=settings), path)
 
 

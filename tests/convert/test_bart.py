@@ -225,7 +225,8 @@ def test_an_export_and_onnx_are_published(folder, tmp_path):
     import tensorflow as tf
 
     loaded = convert.load(folder[0])
-    settings = dataclasses.replace(loaded.settings, num_beams=1, num_best=1)
+    search = dataclasses.replace(loaded.settings.search, num_beams=1, num_best=1)
+    settings = dataclasses.replace(loaded.settings, search=search)
     translator = Translator(
         loaded.model, loaded.tokenizer, loaded.target_tokenizer, settings=settings
     )
@@ -302,7 +303,7 @@ def test_a_released_summariser_has_no_row_of_the_mask_and_begins_with_a_token(
     caplog.clear()
     found = convert.read(tmp_path)
     of = np.array([1, 3, 2, 2, *range(4, size), 0])
-    assert of[found.settings.token_rules.forced_bos_token_id] == theirs == 0
+    assert of[found.settings.search.token_rules.forced_bos_token_id] == theirs == 0
     assert found.tokenizer.vocabulary_size == found.model.target_embedding.vocabulary_size
     expected = [row[:-1] for row in folder[2](SHORT)["input_ids"]]
     assert [of[row].tolist() for row in found.tokenizer.tokenize(SHORT).to_list()] == expected

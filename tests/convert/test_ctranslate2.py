@@ -14,8 +14,10 @@ from keras_transformer import convert
 from keras_transformer.convert import ctranslate2 as module
 from keras_transformer.convert.generation import power_penalty
 from keras_transformer.data import TokenBatches, tokenize
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring
 from keras_transformer.layers.feed_forward import gelu_tanh
 from keras_transformer.serving import Generator, SearchSettings, Translator
+from keras_transformer.serving.settings import scoring_of
 from keras_transformer.tokenizers import END_ID, PAD_ID, START_ID
 from tests.convert.drawn import CORPUS, by_ctranslate2, noisy, pieces_of, translator_of
 from tests.reference import array
@@ -105,7 +107,6 @@ def check_greedy(path, ours, texts):
 def test_the_search_of_the_guide_gives_our_translations(tokenizer, tmp_path, monkeypatch, capsys):
     pytest.importorskip("ctranslate2")
     model = noisy(kt.translation(400, size="tiny", num_layers=2))
-    lengths = {"max_source_length": 64, "max_target_length": 20}
     given = Translator(model, tokenizer)
     convert.write(given, "ctranslate2", tmp_path / "converted" / "mine")
     monkeypatch.chdir(tmp_path)
@@ -113,7 +114,8 @@ def test_the_search_of_the_guide_gives_our_translations(tokenizer, tmp_path, mon
     assert capsys.readouterr().out.startswith("['")
     texts = demo_corpus(24, seed=3).sources
     for num_beams, penalty in ((1, 1.0), (4, 1.0), (4, 0.0)):
-        settings = SearchSettings(num_beams, 1, penalty, **lengths, scoring="huggingface")
+        search = BeamSearch(num_beams, 1, HuggingFaceScoring(penalty))
+        settings = SearchSettings(search, max_source_length=64, max_target_length=20)
         ours = Translator(model, tokenizer, settings=settings)
         assert names["translations"](texts, num_beams, penalty, 19) == ours(texts)
 
@@ -147,9 +149,10 @@ def test_a_trained_model_translates_by_both_engines_alike(tmp_path, monkeypatch)
         (5, "gnmt", 1.0, 0.7),
         (5, "gnmt_heuristic", 1.0, 0.7),
     ):
-        settings = SearchSettings(num_beams, 1, penalty, max_target_length=65, scoring=scoring)
+        search = BeamSearch(num_beams, 1, scoring_of(scoring, penalty))
+        settings = SearchSettings(search, max_target_length=65)
         ours = Translator(model, tokenizer, settings=settings)
-        found = names["translations"](texts, num_beams, power_penalty(settings))
+        found = names["translations"](texts, num_beams, power_penalty(search.scoring))
         share = np.mean([one == other for one, other in zip(found, ours(texts), strict=True)])
         print(f"{num_beams} beams, {scoring}: {share:.0%} of {len(texts)} equal")
         assert share >= least

@@ -19,9 +19,16 @@ from keras_transformer.convert import (
     marian,
 )
 from keras_transformer.convert.tables import ConversionError, VocabularyPermutation, our_order
-from keras_transformer.decoding import TokenRules, beam_search, sample
+from keras_transformer.decoding import (
+    BeamSearch,
+    GNMTScoring,
+    HuggingFaceScoring,
+    Sampling,
+    TokenRules,
+)
 from keras_transformer.serving import SamplingSettings, SearchSettings
 from keras_transformer.serving.control_ids import AfterControlIds
+from keras_transformer.serving.settings import scoring_of
 from tests.convert.folders import FAMILIES
 
 # A soak: KERAS_TRANSFORMER_SOAK_DRAWS=100 draws as many settings for each family.
@@ -175,18 +182,19 @@ def test_searches_are_those_of_hugging_face(family, seed, models, tmp_path):
     theirs, functions, ids = models[family]
     given = drawn_settings(family, seed)
     settings = generation.search_settings(write_folder(tmp_path, given), ids, 64)
-    rules, prefix = settings.token_rules, None
+    search, prefix = dataclasses.replace(settings.search, num_best=1), None
     if family == "m2m100":  # as its reader does, which makes it a language
-        prefix = [[rules.forced_bos_token_id]] * ROWS
+        prefix = [[search.token_rules.forced_bos_token_id]] * ROWS
     source = np.random.default_rng(seed).integers(4, 57, (ROWS, 9))
     encoded = functions.encode(source.astype("int32"))
-    found = beam_search(
+    found = search(
         lambda *state: functions.step(encoded, *state),
-        functions.start_cache(encoded, settings.num_beams),
-        num_beams=settings.num_beams, limits=[settings.max_target_length] * ROWS, start_id=2,
-        end_id=3, n_best=1, length_penalty=settings.length_penalty, scoring=settings.scoring,
-        token_rules=rules, prefix=prefix,
-    )  # fmt: skip
+        functions.start_cache(encoded, search.num_beams),
+        limits=[settings.max_target_length] * ROWS,
+        start_id=2,
+        end_id=3,
+        prefix=prefix,
+    )
     answer = theirs.generate(
         torch.tensor(ids.their_id_of[source]), return_dict_in_generate=True, output_scores=True,
         generation_config=transformers.GenerationConfig(**given),
@@ -196,7 +204,7 @@ def test_searches_are_those_of_hugging_face(family, seed, models, tmp_path):
         while row and row[-1] == PAD[family]:
             row.pop()
         assert ids.their_id_of[ours[ours != 0]].tolist() == row, given
-    if settings.num_beams > 1:
+    if search.num_beams > 1:
         scores = answer.sequences_scores.numpy()
         np.testing.assert_allclose(found.scores[:, 0], scores, atol=1e-4, err_msg=str(given))
 
@@ -215,11 +223,10 @@ def test_continuations_are_those_of_hugging_face(seed, models, tmp_path):
     prompts = [draw.integers(0, 57, length).tolist() for length in (3, 5, 4, 2)]
     ours = np.array([[i + 4 for i in one] + [0] * (5 - len(one)) for one in prompts])
     lengths = np.array([len(one) for one in prompts])
-    found = sample(
+    found = settings.sampling(
         functions.step, functions.start_cache(len(prompts), 1), start_id=tf.constant(ours[:, 0]),
         prefix=ours[:, 1:], limits=lengths + settings.max_tokens, end_id=3,
-        seed=[[1, 2]] * len(prompts), temperature=settings.temperature, top_k=settings.top_k,
-        forbidden_ids=(0, 1, 2), token_rules=settings.token_rules,
+        seed=[[1, 2]] * len(prompts), forbidden_ids=(0, 1, 2),
     )  # fmt: skip
     for prompt, row in zip(prompts, found.token_ids.numpy()[:, 0], strict=True):
         answer = theirs.generate(
@@ -250,25 +257,25 @@ def test_settings_become_those_of_our_search(tmp_path):
         "do_sample": False, "temperature": 0.3, "num_beam_groups": 1, "diversity_penalty": 0.0,
     })  # fmt: skip
     rules = TokenRules(2, 1.3, 6, 0, [[7], [8, 9]], [11], [13], 17)
-    assert found == SearchSettings(3, None, 0.5, 64, 20, "huggingface_never", rules)
+    scoring = HuggingFaceScoring(0.5, "never")
+    assert found == SearchSettings(BeamSearch(3, None, scoring, rules), 64, 20)
     found = settings_of(tmp_path, {"max_new_tokens": 9, "max_length": 20, "min_length": 4})
-    assert (found.max_target_length, found.token_rules.min_length) == (9, 4)
-    assert not found.token_rules.forces_end
+    assert (found.max_target_length, found.search.token_rules.min_length) == (9, 4)
+    assert not found.search.token_rules.forces_end
     words = {"bad_words_ids": [[0]], "suppress_tokens": [2]}
     found = settings_of(tmp_path, {"renormalize_logits": True, **words})
-    assert found.token_rules == TokenRules(forces_end=False, renormalize_logits=True)
+    assert found.search.token_rules == TokenRules(forces_end=False, renormalize_logits=True)
     written = generation.written_search(found)
-    assert settings_of(tmp_path, written).token_rules == found.token_rules
+    assert settings_of(tmp_path, written).search.token_rules == found.search.token_rules
 
 
 def test_older_folders_keep_their_settings_in_config_json(tmp_path):
     config = {"num_beams": 3, "no_repeat_ngram_size": 2, "forced_eos_token_id": 3, "d_model": 8}
     folder = write_folder(tmp_path, {}, config)
-    assert generation.search_settings(folder, SAME_ORDER, 64).num_beams == 1, (
-        "there is a newer file"
-    )
-    (tmp_path / "generation_config.json").unlink()
     found = generation.search_settings(folder, SAME_ORDER, 64)
+    assert found.search.num_beams == 1, "there is a newer file"
+    (tmp_path / "generation_config.json").unlink()
+    found = generation.search_settings(folder, SAME_ORDER, 64).search
     assert (found.num_beams, found.token_rules) == (3, TokenRules(no_repeat_ngram_size=2))
 
 
@@ -323,7 +330,7 @@ def test_what_no_search_of_ours_does_is_refused_by_name(values, message, tmp_pat
 
 def test_settings_that_nobody_knows_are_named_in_a_warning(tmp_path, caplog):
     found = settings_of(tmp_path, {"sheep": 3, "dreams": True, "num_beams": 2})
-    assert found.num_beams == 2
+    assert found.search.num_beams == 2
     assert "not supported and have no effect here: sheep=3, dreams=True." in caplog.text
 
 
@@ -338,13 +345,14 @@ def test_sampling_settings_become_ours(tmp_path, caplog):
     def found(**values):
         return generation.sampling_settings(write_folder(tmp_path, values), SIZE, 32, 60)
 
-    assert found() == SamplingSettings(32, 16)
-    assert found(do_sample=False, temperature=0.3) == SamplingSettings(32, 16, top_k=1)
-    assert found(do_sample=True) == SamplingSettings(32, 16, 1.0, top_k=50)
+    assert found() == SamplingSettings(32, 16, Sampling(0.8))
+    greedy = found(do_sample=False, temperature=0.3)
+    assert greedy == SamplingSettings(32, 16, Sampling(0.8, top_k=1))
+    assert found(do_sample=True) == SamplingSettings(32, 16, Sampling(top_k=50))
     sampled = {"do_sample": True, "temperature": 0.7, "top_k": 0, "top_p": 0.9}
     rules = {"no_repeat_ngram_size": 3, "bad_words_ids": [[5, 60]], "min_new_tokens": 2}
     expected = TokenRules(3, min_new_tokens=2, bad_words_ids=[[9, 3]])
-    ours = SamplingSettings(32, 7, 0.7, top_p=0.9, token_rules=expected)
+    ours = SamplingSettings(32, 7, Sampling(0.7, top_p=0.9, token_rules=expected))
     assert found(**sampled, **rules, max_new_tokens=7) == ours
     written = generation.written_sampling(ours, 4, 60)
     assert generation.sampling_settings(write_folder(tmp_path, written), SIZE, 32, 60) == ours
@@ -363,24 +371,29 @@ def test_sampling_settings_become_ours(tmp_path, caplog):
     assert "max_length counts the prompt and is not read" in caplog.text
 
 
-@pytest.mark.parametrize("scoring", [*generation.EARLY_STOPPING.values()])
-def test_what_is_written_is_read_again(scoring, tmp_path):
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+def test_what_is_written_is_read_again(early_stopping, tmp_path):
     rules = TokenRules(2, 1.3, 6, 0, [[7], [8, 9]], [11], [13], 17, forces_end=False)
-    settings = SearchSettings(3, None, 0.5, 64, 20, scoring, rules)
+    scoring = HuggingFaceScoring(0.5, early_stopping)
+    settings = SearchSettings(BeamSearch(3, None, scoring, rules), 64, 20)
     assert settings_of(tmp_path, generation.written_search(settings)) == settings
-    plain = SearchSettings(3, max_source_length=64, scoring="huggingface")
+    plain = SearchSettings(BeamSearch(3, scoring=HuggingFaceScoring(0.6)), max_source_length=64)
     assert settings_of(tmp_path, generation.written_search(plain)) == plain
     # An end occurs but once, so a pair of tokens cannot begin with it again.
-    counted = SearchSettings(token_rules=TokenRules(2, start_counts_as=3))
+    counted = searching(TokenRules(2, start_counts_as=3))
     assert generation.written_search(counted)["no_repeat_ngram_size"] == 2
     theirs = [1, 3, 2, 2, 4].__getitem__  # in which the start is the end
     for rules in (TokenRules(1), TokenRules(2, 1.3), TokenRules(bad_words_ids=[[3, 4]])):
         counted = dataclasses.replace(rules, start_counts_as=3)
-        generation.written_search(SearchSettings(token_rules=counted), theirs)
+        generation.written_search(searching(counted), theirs)
         with pytest.raises(ConversionError, match="the start token is a token of its own"):
-            generation.written_search(SearchSettings(token_rules=counted))
+            generation.written_search(searching(counted))
         with pytest.raises(ConversionError, match=r"is the end token.*start_counts_as=None"):
-            generation.written_search(SearchSettings(token_rules=rules), theirs)
+            generation.written_search(searching(rules), theirs)
+
+
+def searching(token_rules):
+    return SearchSettings(BeamSearch(token_rules=token_rules))
 
 
 def test_the_end_of_byte_pairs_of_our_own_is_written_with_its_name_and_id(tmp_path):
@@ -404,23 +417,21 @@ def test_a_gpt2_keeps_its_end_there_and_back(end, tmp_path):
     found = convert.load(tmp_path / "ours")
     assert found.tokenizer.end_of_text_id == vocabulary.get(end)
     assert found._text_model.may_end == (end is not None)
-    assert found.settings.end_ids == ()
+    assert found.settings.sampling.end_ids == ()
     huggingface.write(found, tmp_path / "again")
     written = json.loads((tmp_path / "again" / path.name).read_text("utf-8"))
     cutter = json.loads((tmp_path / "again/tokenizer_config.json").read_text("utf-8"))
     assert written["eos_token_id"] == vocabulary.get(end) and cutter["eos_token"] == end
     path.write_text(json.dumps(settings | {"eos_token_id": [3, 7]}))
     found = convert.load(tmp_path / "ours")
-    assert (found.tokenizer.end_of_text_id, found.settings.end_ids) == (3, (11,))
+    assert (found.tokenizer.end_of_text_id, found.settings.sampling.end_ids) == (3, (11,))
 
 
 def test_the_power_grows_as_the_penalty_does_at_twenty_tokens():
-    settings = SearchSettings(length_penalty=0.8)
     penalties = ((5 + np.array([19.99, 20.01])) / 6) ** 0.8
     slope = np.diff(np.log(penalties)) / np.diff(np.log([19.99, 20.01]))
-    assert abs(generation.power_penalty(settings) - slope[0]) < 1e-4
-    settings = SearchSettings(length_penalty=0.8, scoring="huggingface")
-    assert generation.power_penalty(settings) == 0.8
+    assert abs(generation.power_penalty(GNMTScoring(0.8)) - slope[0]) < 1e-4
+    assert generation.power_penalty(HuggingFaceScoring(0.8)) == 0.8
 
 
 @pytest.mark.parametrize(
@@ -432,7 +443,7 @@ def test_a_search_that_is_written_as_another_is_said(
 ):
     size = tokenizer.vocabulary_size
     model = kt.translation(size, num_layers=1, hidden_dim=4, num_heads=2, intermediate_dim=6)
-    settings = SearchSettings(num_beams, length_penalty=1.0, scoring=scoring)
+    settings = SearchSettings(BeamSearch(num_beams, scoring=scoring_of(scoring, 1.0)))
     marian.hugging_face_folder(kt.serving.Translator(model, tokenizer, settings=settings), tmp_path)
     is_another = scoring.startswith("gnmt") and num_beams == 2
     assert ("divides scores by n ** 0.8 here" in caplog.text) == is_another

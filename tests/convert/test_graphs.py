@@ -12,6 +12,7 @@ import tensorflow as tf
 import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import graphs
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.serving import SearchSettings, Translator
 from tests.convert.drawn import noisy
 from train.demo.corpus import demo_corpus
@@ -100,7 +101,7 @@ def translated(tokenizer):
     keras.utils.set_random_seed(7)
     model = noisy(kt.translation(tokenizer.vocabulary_size, size="tiny", **DEEP))
     lengths = {"max_source_length": 64, "max_target_length": 20}
-    ours = Translator(model, tokenizer, settings=SearchSettings(1, **lengths))
+    ours = Translator(model, tokenizer, settings=SearchSettings(BeamSearch(1), **lengths))
     texts = demo_corpus(24, seed=3).sources
     return ours, texts, ours(texts)
 

@@ -207,7 +207,8 @@ def test_gpt2_does_not_drop_a_start_or_further_ends(tmp_path):
     tokenizer = kt.tokenizers.train_byte_pairs(CORPUS.sources, 300)
     model = kt.gpt2(vocabulary_size=300, max_sequence_length=9, num_layers=1, hidden_dim=4,
                     num_heads=2)  # fmt: skip
-    for changes, received in (({"start_id": 7}, "7"), ({"end_ids": [8, 9]}, r"\[8, 9\]")):
+    ends = kt.decoding.Sampling(end_ids=[8, 9])
+    for changes, received in (({"start_id": 7}, "7"), ({"sampling": ends}, r"\[8, 9\]")):
         generator = Generator(model, tokenizer, SamplingSettings(9, 5, **changes))
         with pytest.raises(
             convert.ConversionError, match=rf"of the settings: .* Received: {received}\."

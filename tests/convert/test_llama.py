@@ -226,7 +226,8 @@ def test_texts_go_on_and_end_as_theirs(folder, generator):
     continued = generator(prompts, max_tokens=NEW, temperature=1e-6)
     # Theirs drops a space before the first word of a SentencePiece model, or keeps it.
     assert [t.lstrip() for t in continued] == [t.lstrip() for t in expected]
-    if generator.settings.start_id is not None and generator.settings.end_ids:  # of Llama 3
+    ends = generator.settings.sampling.end_ids
+    if generator.settings.start_id is not None and ends:  # of Llama 3
         assert len(lengths) > 1, "some texts end early"
     for prompt, text in zip(prompts[:4], expected, strict=False):
         streamed = generator.stream(prompt, NEW, temperature=1e-6)
@@ -240,8 +241,10 @@ def test_the_penalty_counts_ends_of_a_chat(folder):
     path, theirs, tokenizer = folder
     loaded = convert.load(path)
     rules = kt.decoding.TokenRules(repetition_penalty=3.0)
-    settings = SamplingSettings(CONTEXT, NEW, top_k=1, token_rules=rules,
-                                end_ids=loaded.settings.end_ids)  # fmt: skip
+    ends = loaded.settings.sampling.end_ids
+    settings = SamplingSettings(
+        CONTEXT, NEW, kt.decoding.Sampling(top_k=1, token_rules=rules, end_ids=ends)
+    )
     generator = Generator(loaded.model, loaded.tokenizer, settings)
     prompts = [f"{text[:9]}{tokenizer.eos_token}\nno" for text in demo_corpus(6, seed=7).sources]
     for prompt in prompts:
@@ -374,7 +377,9 @@ def test_ctranslate2_goes_on_as_ours_or_refuses(folder, generator, tmp_path, req
     rows = [first + tokenizer.pieces(row) for row in tokenizer.tokenize(texts).to_list()]
     found = engine.generate_batch(
         rows, max_length=NEW, sampling_topk=1, include_prompt_in_result=False,
-        end_token=tokenizer.pieces([tokenizer.end_of_text_id + 4, *generator.settings.end_ids]),
+        end_token=tokenizer.pieces(
+            [tokenizer.end_of_text_id + 4, *generator.settings.sampling.end_ids]
+        ),
     )  # fmt: skip
     ids = tf.ragged.constant([result.sequences_ids[0] for result in found], tf.int32) + 4
     theirs = [text.decode() for text in tokenizer.detokenize(ids).numpy()]

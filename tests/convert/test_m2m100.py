@@ -12,7 +12,7 @@ import pytest
 from keras_transformer import convert
 from keras_transformer.convert import ConversionError
 from keras_transformer.convert.tokenizers import MBART50_LANGUAGES
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch, GNMTScoring, HuggingFaceScoring
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.reference import array
@@ -184,9 +184,10 @@ def test_the_best_translation_is_the_first_of_several_and_languages_are_others(f
     """Also at the limit by the length of its source."""
     texts = [pair[0] for pair in PAIRS() if len(pair[0]) < 20][:12]
     ours = convert.load(folder[0])
-    long = dataclasses.replace(
-        ours.settings, num_beams=2, num_best=2, scoring="gnmt", length_penalty=9.0
+    search = dataclasses.replace(
+        ours.settings.search, num_beams=2, num_best=2, scoring=GNMTScoring(9.0)
     )
+    long = dataclasses.replace(ours.settings, search=search)
     long = Translator(ours.model, ours.tokenizer, ours.target_tokenizer, long)
     short = [text[:3] for text in texts]
     answer, several = long.answer(short), long.n_best(short)
@@ -333,12 +334,11 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty,
     functions = converted.model
     encoded = functions.encode(source)
     language = folder[1].generation_config.forced_bos_token_id
-    found = beam_search(
+    found = BeamSearch(num_beams, 1, HuggingFaceScoring(penalty, early))(
         lambda *state: functions.step(encoded, *state),
         functions.start_cache(encoded, num_beams),
-        num_beams=num_beams, limits=[LONGEST - 1] * rows, start_id=2, end_id=3, n_best=1,
-        prefix=[[of.tolist().index(language)]] * rows, length_penalty=penalty,
-        scoring="huggingface_early_stopping" if early else "huggingface",
+        limits=[LONGEST - 1] * rows, start_id=2, end_id=3,
+        prefix=[[of.tolist().index(language)]] * rows,
     )  # fmt: skip
     answer = folder[1].generate(
         torch.tensor(of[source]), num_beams=num_beams, length_penalty=penalty, max_length=LONGEST,

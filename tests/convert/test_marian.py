@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, drawn_ids
 from tests.reference import array
@@ -134,11 +134,10 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty)
     source = drawn_ids(rows, 11, size - 8, num_beams)
     functions = converted.model
     encoded = functions.encode(source)
-    found = beam_search(
+    found = BeamSearch(num_beams, 1, HuggingFaceScoring(penalty))(
         lambda *state: functions.step(encoded, *state),
         functions.start_cache(encoded, num_beams),
-        num_beams=num_beams, limits=[LONGEST - 1] * rows, start_id=2, end_id=3, n_best=1,
-        length_penalty=penalty, scoring="huggingface",
+        limits=[LONGEST - 1] * rows, start_id=2, end_id=3,
     )  # fmt: skip
     of_source = theirs(folder, folder[1].config.vocab_size)
     expected = folder[1].generate(

@@ -11,6 +11,7 @@ import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert import huggingface, load_tokenizer_of, opennmt
 from keras_transformer.convert.tokenizers import FAIRSEQ_FILE, T5_FILE
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring
 from keras_transformer.serving import SearchSettings, Translator
 from tests.convert import test_bart, test_llama, test_m2m100
 from tests.convert.foreign_tokenizers import MBART, T5, train_spm, write_json
@@ -241,7 +242,7 @@ def keras_hub_gpt2(path):
     return ours, order, lambda texts: [[int(i) for i in row] for row in theirs(texts)]
 
 
-SEARCH = SearchSettings(2, max_source_length=30, max_target_length=30, scoring="huggingface")
+SEARCH = SearchSettings(BeamSearch(2, scoring=HuggingFaceScoring(0.6)), 30, 30)
 FAMILIES = {
     "Marian": marian,
     "Marian of two vocabularies": lambda path: marian(path, False),

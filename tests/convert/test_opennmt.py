@@ -14,7 +14,7 @@ import yaml
 import keras_transformer as kt
 from keras_transformer import convert
 from keras_transformer.convert.opennmt import order_of
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.serving import Translator
 from tests.reference import array
 from train import convert as command
@@ -78,10 +78,10 @@ def test_texts_and_greedy_translations_are_those_of_opennmt(name):
         source_ids[row, : len(found)] = found
     functions = converted.model
     encoded = functions.encode(source_ids)
-    found = beam_search(
+    found = BeamSearch(1)(
         lambda *state: functions.step(encoded, *state),
         functions.start_cache(encoded, 1),
-        limits=[LONGEST + 1] * len(texts), num_beams=1, start_id=2, end_id=3,
+        limits=[LONGEST + 1] * len(texts), start_id=2, end_id=3,
     )  # fmt: skip
     tokenizer = converted.target_tokenizer
     written = [text.decode() for text in tokenizer.detokenize(found.token_ids[:, 0]).numpy()]
@@ -123,7 +123,8 @@ def test_a_run_is_made_translates_and_trains_on(tmp_path):
         one, other = (getattr(model, name) for model in (translator, converted))
         assert one.tokenize(texts).to_list() == other.tokenize(texts).to_list()
     for settings in (translator.settings, converted.settings):
-        assert (settings.num_beams, settings.length_penalty) == (4, 0.6)
+        search = settings.search
+        assert (search.num_beams, search.scoring.length_penalty) == (4, 0.6)
     model = translator.model
     model.compile(kt.Adam(1e-2), kt.TokenCrossentropy(), clip_norm=1.0, run_eagerly=True)
     ids = np.random.default_rng(0).integers(4, 40, (8, 7)).astype("int32")

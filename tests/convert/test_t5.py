@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_transformer import convert
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch, HuggingFaceScoring
 from keras_transformer.serving import Translator
 from tests.convert.drawn import LONGEST, PAIRS, SPREAD, by_ctranslate2, drawn_ids
 from tests.convert.foreign_tokenizers import T5, differences, drawn_texts, train_spm
@@ -129,11 +129,12 @@ def test_tokens_are_those_of_hugging_face(folder, converted, num_beams, penalty)
     source = drawn_ids(rows, 11, len(of), num_beams)
     functions = converted.model
     encoded = functions.encode(source)
-    found = beam_search(
+    rules = converted.settings.search.token_rules
+    search = BeamSearch(num_beams, 1, HuggingFaceScoring(penalty), rules)
+    found = search(
         lambda *state: functions.step(encoded, *state),
         functions.start_cache(encoded, num_beams),
-        num_beams=num_beams, limits=[LONGEST - 1] * rows, start_id=2, end_id=3, n_best=1,
-        length_penalty=penalty, scoring="huggingface", token_rules=converted.settings.token_rules,
+        limits=[LONGEST - 1] * rows, start_id=2, end_id=3,
     )  # fmt: skip
     answer = folder[1].generate(
         torch.tensor(of[source]), num_beams=num_beams, length_penalty=penalty, max_length=LONGEST,
@@ -228,8 +229,10 @@ def test_a_written_folder_is_theirs_again(folder, converted, tmp_path, caplog):
 
 def greedy(path):
     read = convert.read(path)
-    rules = dataclasses.replace(read.settings.token_rules, forces_end=True)  # as the engine does
-    settings = dataclasses.replace(read.settings, num_beams=1, num_best=1, token_rules=rules)
+    search = read.settings.search
+    rules = dataclasses.replace(search.token_rules, forces_end=True)  # as the engine does
+    search = dataclasses.replace(search, num_beams=1, num_best=1, token_rules=rules)
+    settings = dataclasses.replace(read.settings, search=search)
     return Translator(read.model, read.tokenizer, settings=settings)
 
 

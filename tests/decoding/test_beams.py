@@ -107,7 +107,7 @@ def test_finished_sequences_stay_as_they_are():
         beams=tf.constant([[0, 1, 0, 1]]),
         token_ids=tf.constant([[9, 7, 8, 9]]),
     )
-    after = beams.extend(before, candidates, end_id=9, penalty=tf.constant(1.0))
+    after = beams.extend(before, candidates, end_id=9, divisor=tf.constant(1.0))
     assert after.finished_ids.numpy().tolist() == [[[1, 9, 0], [1, 5, 9]]], "the earlier wins a tie"
     assert after.finished_scores.numpy().tolist() == [[-2.0, -2.0]]
     assert after.live_ids.numpy().tolist() == [[[1, 6, 7], [1, 5, 8]]]
@@ -116,7 +116,7 @@ def test_finished_sequences_stay_as_they_are():
 
 
 def test_only_one_beam_counts_before_the_first_token():
-    start = beams.start_beams(tf.constant([4, 0]), num_beams=3, n_best=2, start_id=7)
+    start = beams.start_beams(tf.constant([4, 0]), num_beams=3, num_finished=2, start_id=7)
     inf = np.inf
     assert start.live_log_probs.numpy().tolist() == [[0.0, -inf, -inf], [-inf, -inf, -inf]]
     assert start.live_ids.numpy().tolist() == [[[7]] * 3] * 2

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
-from keras_transformer.decoding import TokenRules, beam_search, sample, stream
+from keras_transformer.decoding import BeamSearch, Sampling, Streamer, TokenRules
+from keras_transformer.serving.settings import scoring_of
 
 SIZE, LENGTH = 23, 11
 DIMENSIONS = {"num_layers": 2, "hidden_dim": 12, "intermediate_dim": 17, "num_heads": 3}
@@ -59,10 +60,10 @@ def compared(search, prefill):
 
 
 CASES = [  # limits, prefix, rules
-    ([9, 11, 7, 6], PREFIX, None),
-    ([9, 0, 7, 6], PREFIX * [[1], [0], [1], [1]], None),
+    ([9, 11, 7, 6], PREFIX, TokenRules()),
+    ([9, 0, 7, 6], PREFIX * [[1], [0], [1], [1]], TokenRules()),
     ([9, 3, 7, 6], PREFIX, TokenRules(no_repeat_ngram_size=2, forces_end=False)),
-    ([9, 11, 1, 6], PREFIX, None),
+    ([9, 11, 1, 6], PREFIX, TokenRules()),
     ([9, 11, 8, 6], PREFIX[:, :0], TokenRules(forced_bos_token_id=7)),
 ]
 HOW = {
@@ -97,20 +98,18 @@ def test_a_forced_prefix_of_a_compiled_search(translation, scoring, how):
 def check_translation(translation, how, num_beams, scoring, limits, prefix, rules):
     model, encoded = translation
     room = [LENGTH] if how == "xla" else []
+    beam_search = BeamSearch(num_beams, scoring=scoring_of(scoring, 0.6), token_rules=rules)
 
     @HOW[how]
     def search(prefill):
         return beam_search(
             functools.partial(model.step, encoded),
             model.start_cache(encoded, num_beams, *room),
-            num_beams=num_beams,
             limits=limits,
             start_id=START_ID,
             end_id=END_ID,
             prefix=prefix,
-            scoring=scoring,
             capacity=LENGTH if room else None,
-            token_rules=rules,
             prefill=prefill,
         )
 
@@ -133,7 +132,7 @@ def test_a_prompt_of_a_language_model(kind, how):
 
     @HOW[how]
     def search(prefill):
-        return sample(
+        return Sampling()(
             model.step,
             model.start_cache(4, 2, *room),
             limits=[9, 11, 0, 8],
@@ -164,21 +163,17 @@ def test_a_streamed_text_may_outgrow_its_context(kind, is_compiled):
     model = language_model(kind)
     room = [LENGTH] if is_compiled else []
     one_pass, by_steps = (
-        list(
-            stream(
-                model.step,
-                lambda: model.start_cache(1, 1, *room),
-                [5, 7, 9, 4, 8],
-                num_tokens=15,
-                context=LENGTH,
-                seed=tf.constant([[3, 0]]),
-                jit_compile=is_compiled,
-                prefill=prefill,
-            )
-        )
+        Streamer(
+            model.step,
+            lambda: model.start_cache(1, 1, *room),
+            Sampling(),
+            context=LENGTH,
+            jit_compile=is_compiled,
+            prefill=prefill,
+        )([5, 7, 9, 4, 8], num_tokens=15, seed=tf.constant([[3, 0]]))
         for prefill in (model.prefill, None)
     )
-    assert one_pass == by_steps
+    assert list(one_pass) == list(by_steps)
 
 
 def test_what_is_read_in_one_pass_takes_no_step(translation):
@@ -190,15 +185,11 @@ def test_what_is_read_in_one_pass_takes_no_step(translation):
         return model.step(encoded, token_ids, parents, position, cache)
 
     prefill = functools.partial(model.prefill, encoded)
-    options = {"num_beams": 2, "start_id": START_ID, "end_id": END_ID, "prefix": PREFIX}
-    beam_search(
-        step, model.start_cache(encoded, 2), limits=[9, 9, 9, 9], prefill=prefill, **options
-    )
+    options = {"start_id": START_ID, "end_id": END_ID, "prefix": PREFIX, "prefill": prefill}
+    BeamSearch(2)(step, model.start_cache(encoded, 2), limits=[9, 9, 9, 9], **options)
     assert positions[0] == 3, "the row with the shortest prefix decides"
     positions.clear()
-    beam_search(
-        step, model.start_cache(encoded, 2), limits=[9, 2, 9, 9], prefill=prefill, **options
-    )
+    BeamSearch(2)(step, model.start_cache(encoded, 2), limits=[9, 2, 9, 9], **options)
     assert positions[0] == 1, "the end of the row with the lowest limit is left to the search"
 
 
@@ -218,7 +209,7 @@ def test_prompts_of_different_lengths_are_read_in_one_pass(kind):
     def drawn(rows, longest):
         starts = [longest - len(prompts[row]) for row in rows]
         ids = np.array([[1] * n + prompts[row] for n, row in zip(starts, rows, strict=True)])
-        found = sample(
+        found = Sampling(token_rules=rules)(
             step,
             model.start_cache(len(rows), 2, starts=tf.constant(starts)),
             limits=[longest + new] * len(rows),
@@ -227,7 +218,6 @@ def test_prompts_of_different_lengths_are_read_in_one_pass(kind):
             seed=tf.constant([[row, 1] for row in rows]),
             num_samples=2,
             prefix=ids[:, 1:],
-            token_rules=rules,
             prefill=model.prefill,
             starts=starts,
         )

@@ -2,18 +2,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, TokenRules, sample, sampling
+from keras_transformer.decoding import NO_HYPOTHESIS_SCORE, Sampling, TokenRules, sampling
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
 
 
-def draw(table, num_samples, limits, rows=None, seed=(5, 7), **options):
+def draw(
+    table, num_samples, limits, rows=None, seed=(5, 7), temperature=1.0, top_k=None, top_p=1.0,
+    **options,
+):  # fmt: skip
     cache = table.cache(num_samples, rows)
-    limits = np.array(limits, "int32")
-    return sample(
-        table.step, cache, limits=limits, num_samples=num_samples, seed=seed, **IDS, **options
-    )
+    options |= {"limits": np.array(limits, "int32"), "num_samples": num_samples, **IDS}
+    return Sampling(temperature, top_k, top_p)(table.step, cache, seed=seed, **options)
 
 
 def exact_probabilities(logits, temperature=1.0, top_k=None, top_p=1.0):
@@ -83,7 +84,7 @@ def test_top_k_keeps_no_more_than_k_ties():
     def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 11)), cache
 
-    drawn = sample(step, (), limits=[2], seed=(1, 2), num_samples=301, top_k=3, **IDS)
+    drawn = Sampling(top_k=3)(step, (), limits=[2], seed=(1, 2), num_samples=301, **IDS)
     assert set(drawn.token_ids.numpy()[0, :, 0]) == {1, END, 4}
 
 
@@ -117,7 +118,7 @@ def test_steps_of_one_text_are_drawn_independently():
     def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 101)), cache
 
-    drawn = sample(step, (), limits=[30], seed=(1, 2), forbidden_ids=(0, START, END), **IDS)
+    drawn = Sampling()(step, (), limits=[30], seed=(1, 2), forbidden_ids=(0, START, END), **IDS)
     assert len(set(drawn.token_ids.numpy().ravel())) > 15
 
 
@@ -147,7 +148,8 @@ def test_another_end_ends_a_text_unless_it_is_in_the_prefix():
         return 99.0 * tf.one_hot(token_ids + 1, 9), cache
 
     prefix = [[4, 5, 6, 0, 0]]
-    drawn = sample(step, (), limits=[9], seed=(1, 2), prefix=prefix, more_end_ids=(5, 8), **IDS)
+    several = Sampling(end_ids=(5, 8))
+    drawn = several(step, (), limits=[9], seed=(1, 2), prefix=prefix, **IDS)
     assert drawn.token_ids.numpy().tolist() == [[[4, 5, 6, 7, END]]]
     # Of the prefix, which the step does not expect, and of the end that was drawn, which it does.
     np.testing.assert_allclose(drawn.scores, -99, atol=1e-4)
@@ -171,7 +173,8 @@ def test_zero_rows_and_a_compiled_function(prefix_table):
         row = tf.tile(tf.range(tf.shape(limits)[0])[:, None], (1, 5))
         history = tf.zeros((tf.shape(limits)[0], 5, 5, 0), tf.int32)
         cache = {"row": row, "prefix": (tf.zeros_like(row),), "history": [history]}
-        return sample(table.step, cache, limits=limits, num_samples=5, seed=seed, top_p=0.9, **IDS)
+        options = {"limits": limits, "num_samples": 5, "seed": seed, **IDS}
+        return Sampling(top_p=0.9)(table.step, cache, **options)
 
     assert run(tf.zeros([0], tf.int32), [5, 7]).token_ids.shape == (0, 5, 0)
     compiled, eager = run([4, 2, 4], [5, 7]), draw(table, 5, [4, 2, 4], top_p=0.9)
@@ -211,22 +214,30 @@ def test_zero_rows_and_a_compiled_function(prefix_table):
 def test_bad_arguments_are_refused(prefix_table, options, message):
     table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=11)
     arguments = {"limits": [3, 3], "seed": (1, 2), "num_samples": 3, **IDS, **options}
+    names = {"temperature", "top_k", "top_p"} & arguments.keys()
+    settings = {name: arguments.pop(name) for name in names}
     with pytest.raises(ValueError, match=message):
-        sample(table.step, table.cache(3), **arguments)
+        Sampling(**settings)(table.step, table.cache(3), **arguments)
 
 
 def by_row(table, rows, seeds, temperature, top_k, top_p, num_samples=1):
-    return sample(
+    return of_rows(temperature, top_k, top_p)(
         table.step,
         table.cache(num_samples, rows),
         limits=np.full(len(seeds), 2),
         num_samples=num_samples,
         seed=np.array(seeds, "int32"),
-        temperature=tf.constant(temperature, tf.float32),
-        top_k=tf.constant(top_k, tf.int32),
-        top_p=tf.constant(top_p, tf.float32),
         **IDS,
     ).token_ids.numpy()
+
+
+def of_rows(temperature, top_k, top_p):
+    """`Sampling` with settings for each row."""
+    return Sampling(
+        tf.constant(temperature, tf.float32),
+        tf.constant(top_k, tf.int32),
+        tf.constant(top_p, tf.float32),
+    )
 
 
 def test_rows_with_their_own_settings_sample_with_their_probability(prefix_table):
@@ -300,10 +311,10 @@ def test_the_best_few_tokens_settle_a_draw_as_the_sorted_vocabulary_does(how):
 def test_a_small_top_k_sorts_no_vocabulary(monkeypatch):
     monkeypatch.setattr(sampling, "_draw_sorted", None)
     logits, seeds = tf.random.stateless_normal((2, 1, 999), (1, 2)), [(1, 2), (3, 4)]
-    draw = sampling.token_sampler(seeds, [0.9, 0.0], [7, 128], [0.5, 1.0])
+    draw = of_rows([0.9, 0.0], [7, 128], [0.5, 1.0]).drawing(seeds)
     assert draw(logits, 5).shape == (2, 1)
     with pytest.raises(TypeError):  # the counter-example
-        sampling.token_sampler(seeds, [0.9, 0.9], [7, 129], [0.5, 1.0])(logits, 5)
+        of_rows([0.9, 0.9], [7, 129], [0.5, 1.0]).drawing(seeds)(logits, 5)
 
 
 def test_a_row_draws_the_same_beside_one_that_needs_the_whole_vocabulary():
@@ -311,18 +322,12 @@ def test_a_row_draws_the_same_beside_one_that_needs_the_whole_vocabulary():
     for number in range(20):
         seeds = [(number, 0), (7, 7)]
         one, two = (
-            sampling.token_sampler(seeds[:rows], [1.0, 9.0][:rows], [9, 0][:rows])
-            for rows in (1, 2)
+            of_rows([1.0, 9.0][:rows], [9, 0][:rows], 1.0).drawing(seeds[:rows]) for rows in (1, 2)
         )
         assert one(logits[:1], 3)[0, 0] == two(logits, 3)[0, 0]
 
 
 def test_a_least_length_with_several_ends_is_refused():
-    def step(ids, parents, position, cache):
-        return 99.0 * tf.one_hot(ids * 0 + 8, 9), cache
-
     for rules in TokenRules(min_length=4), TokenRules(min_new_tokens=4):
-        with pytest.raises(ValueError, match=r"one end token for a while.*more_end_ids=\(8,\)"):
-            sample(
-                step, (), limits=[9], seed=(1, 2), more_end_ids=(8,), token_rules=rules, **IDS
-            )  # fmt: skip
+        with pytest.raises(ValueError, match=r"one end token for a while.*end_ids=\(8,\)"):
+            Sampling(end_ids=[8], token_rules=rules)

@@ -5,21 +5,30 @@ import tensorflow as tf
 
 from keras_transformer.decoding import (
     NO_HYPOTHESIS_SCORE,
+    BeamSearch,
+    GNMTScoring,
+    HuggingFaceScoring,
+    Sampling,
+    Streamer,
     TokenRules,
-    beam_search,
-    sample,
-    stream,
 )
+from keras_transformer.decoding.token_rules import NO_RULES
+from keras_transformer.serving.settings import scoring_of
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
 
 
-def search(table, num_beams, limits, rows=None, step=None, **options):
+def search(
+    table, num_beams, limits, rows=None, step=None, num_best=None, scoring="gnmt", alpha=0.6,
+    token_rules=NO_RULES, **options,
+):  # fmt: skip
     cache = table.cache(num_beams, rows)
-    step = step or table.step
     limits = np.array(limits, "int32")
-    return beam_search(step, cache, num_beams=num_beams, limits=limits, **IDS, **options)
+    beam_search = BeamSearch(
+        num_beams, num_best or num_beams, scoring_of(scoring, alpha), token_rules
+    )
+    return beam_search(step or table.step, cache, limits=limits, **IDS, **options)
 
 
 def assert_same(left, right, message=""):
@@ -31,7 +40,7 @@ def assert_same(left, right, message=""):
 def test_beam_finds_the_best_of_all_when_the_vocabulary_is_tiny(prefix_table, ids_of, alpha):
     table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=11)
     # 4 tokens go on, so that 4 ** 3 beams hold every live sequence.
-    found = search(table, 64, [4, 4, 4], length_penalty=alpha)
+    found = search(table, 64, [4, 4, 4], alpha=alpha)
     for row in range(3):
         best = table.all_hypotheses(row, 4, alpha)[:64]
         assert ids_of(found, row) == [ids for _, ids in best]
@@ -43,7 +52,7 @@ def test_beam_finds_the_best_of_all_when_the_vocabulary_is_tiny(prefix_table, id
 def test_early_stop_changes_nothing(prefix_table, ids_of, alpha, num_beams):
     for seed in range(4):
         table = prefix_table(num_rows=5, vocabulary_size=6, max_length=5, seed=seed)
-        found = search(table, num_beams, [5, 2, 3, 5, 4], length_penalty=alpha)
+        found = search(table, num_beams, [5, 2, 3, 5, 4], alpha=alpha)
         assert found.token_ids.shape[2] == np.max(found.lengths), "no column is nothing but filling"
         for row, limit in enumerate([5, 2, 3, 5, 4]):
             best = table.textbook_beam(row, limit, alpha, num_beams)
@@ -57,9 +66,9 @@ def test_the_heuristic_ends_a_row_as_the_textbook_does(prefix_table, ids_of, num
     differences = 0
     for seed in range(4):
         table = prefix_table(num_rows=5, vocabulary_size=6, max_length=5, seed=seed)
-        options = {"length_penalty": 1.4, "scoring": "gnmt_heuristic"}
+        options = {"alpha": 1.4, "scoring": "gnmt_heuristic"}
         found = search(table, num_beams, [5, 2, 3, 5, 4], **options)
-        only_best = search(table, num_beams, [5, 2, 3, 5, 4], n_best=1, **options)
+        only_best = search(table, num_beams, [5, 2, 3, 5, 4], num_best=1, **options)
         for row, limit in enumerate([5, 2, 3, 5, 4]):
             best = table.textbook_beam(row, limit, 1.4, num_beams, heuristic=True)
             assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]
@@ -79,7 +88,7 @@ def test_search_stops_when_no_live_sequence_can_still_win(prefix_table):
         calls.append(int(position))
         return table.step(token_ids, parents, position, cache)
 
-    search(table, 2, [50, 50], step=step, n_best=1)
+    search(table, 2, [50, 50], step=step, num_best=1)
     assert calls == [0], "an end of probability near one settles the row at once"
 
 
@@ -100,7 +109,7 @@ def test_a_settled_row_does_not_keep_the_loop_running(prefix_table):
 
 def test_scores_equal_teacher_forced_scores(prefix_table, ids_of):
     table = prefix_table(num_rows=3, vocabulary_size=9, max_length=4, seed=7)
-    found = search(table, 5, [4, 4, 3], length_penalty=0.6)
+    found = search(table, 5, [4, 4, 3], alpha=0.6)
     for row in range(3):
         exact = [table.score(row, ids, 0.6) for ids in ids_of(found, row)]
         np.testing.assert_allclose(found.scores[row], exact, rtol=1e-5)
@@ -110,7 +119,7 @@ def test_scores_equal_teacher_forced_scores(prefix_table, ids_of):
 def test_beam_of_one_is_greedy(prefix_table, ids_of):
     table = prefix_table(num_rows=7, vocabulary_size=6, max_length=5, seed=5)
     limits = np.full(7, 5, "int32")
-    found = beam_search(table.step, table.cache(1), num_beams=1, limits=limits, **IDS)
+    found = BeamSearch(1)(table.step, table.cache(1), limits=limits, **IDS)
     assert_same(found, search(table, 1, limits))
     for row in range(7):
         ids, prefix = [], 0
@@ -161,7 +170,7 @@ def test_hypotheses_that_do_not_exist_are_empty(prefix_table):
 def test_prefix_is_forced_and_counted(prefix_table, ids_of, alpha):
     table = prefix_table(num_rows=3, vocabulary_size=7, max_length=4, seed=23)
     prefix = [[5, 1], [0, 0], [6, 0]]
-    found = search(table, 64, [4, 4, 4], length_penalty=alpha, prefix=prefix)
+    found = search(table, 64, [4, 4, 4], alpha=alpha, prefix=prefix)
     for row, start in enumerate([(5, 1), (), (6,)]):
         best = table.all_hypotheses(row, 4, alpha, start)[:64]
         assert [ids for ids in ids_of(found, row) if ids] == [ids for _, ids in best]
@@ -186,14 +195,17 @@ def test_the_limit_wins_over_a_longer_prefix(prefix_table, ids_of):
     np.testing.assert_allclose(found.scores[0, 0], table.score(0, (5, END), 0.6), rtol=1e-5)
 
 
-@pytest.mark.parametrize("n_best", [1, 2])
-def test_fewer_hypotheses_are_the_best_of_many(prefix_table, n_best):
+@pytest.mark.parametrize("scoring", ["gnmt", "huggingface_never"])
+@pytest.mark.parametrize("num_best", [1, 2])
+def test_fewer_hypotheses_are_the_best_of_many(prefix_table, num_best, scoring):
     table = prefix_table(num_rows=5, vocabulary_size=7, max_length=5, seed=37)
-    many, few = search(table, 3, [5] * 5), search(table, 3, [5] * 5, n_best=n_best)
-    np.testing.assert_array_equal(few.scores, many.scores[:, :n_best])
-    np.testing.assert_array_equal(few.lengths, many.lengths[:, :n_best])
+    many, few = (
+        search(table, 3, [5] * 5, scoring=scoring, num_best=count) for count in (3, num_best)
+    )
+    np.testing.assert_array_equal(few.scores, many.scores[:, :num_best])
+    np.testing.assert_array_equal(few.lengths, many.lengths[:, :num_best])
     length = few.token_ids.shape[2]
-    np.testing.assert_array_equal(few.token_ids, many.token_ids[:, :n_best, :length])
+    np.testing.assert_array_equal(few.token_ids, many.token_ids[:, :num_best, :length])
 
 
 def test_forbidden_ids_are_never_chosen(prefix_table):
@@ -209,16 +221,8 @@ def test_a_vocabulary_of_one_block_smaller_than_the_candidates():
     def step(token_ids, parents, position, cache):
         return tf.zeros((*token_ids.shape, 2)), cache
 
-    found = beam_search(
-        step,
-        (),
-        num_beams=3,
-        limits=[3],
-        start_id=0,
-        end_id=1,
-        length_penalty=0.0,
-        forbidden_ids=(),
-    )
+    plain = BeamSearch(3, scoring=GNMTScoring(0.0))
+    found = plain(step, (), limits=[3], start_id=0, end_id=1, forbidden_ids=())
     assert found.token_ids.numpy().tolist() == [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]]
     np.testing.assert_allclose(found.scores, np.log(2.0) * np.array([[-1, -2, -3]]), rtol=1e-6)
 
@@ -234,7 +238,7 @@ def test_zero_rows_give_zero_rows(prefix_table, num_beams):
             "prefix": (tf.zeros((tf.shape(limits)[0], num_beams), tf.int32),),
             "history": [tf.zeros((tf.shape(limits)[0], num_beams, 5, 0), tf.int32)],
         }
-        return beam_search(table.step, cache, num_beams=num_beams, limits=limits, **IDS)
+        return BeamSearch(num_beams)(table.step, cache, limits=limits, **IDS)
 
     empty = run(tf.zeros([0], tf.int32))
     assert empty.token_ids.shape == (0, num_beams, 0)
@@ -245,8 +249,8 @@ def test_zero_rows_give_zero_rows(prefix_table, num_beams):
 
 def test_an_empty_axis_of_the_cache_grows(prefix_table):
     table = prefix_table(num_rows=3, vocabulary_size=6, max_length=5, seed=47)
-    expected = search(table, 3, [5, 4, 5], length_penalty=1.0)
-    found = search(table, 3, [5, 4, 5], step=table.step_by_history, length_penalty=1.0)
+    expected = search(table, 3, [5, 4, 5], alpha=1.0)
+    found = search(table, 3, [5, 4, 5], step=table.step_by_history, alpha=1.0)
     assert_same(found, expected)
 
 
@@ -262,9 +266,7 @@ def test_a_saved_function_gives_the_same_results_with_core_ops_only(prefix_table
         row = tf.tile(tf.range(tf.shape(limits)[0])[:, None], (1, 3))
         history = tf.zeros((tf.shape(limits)[0], 3, 5, 0), tf.int32)
         cache = {"row": row, "prefix": (tf.zeros_like(row),), "history": [history]}
-        found = beam_search(
-            table.step_by_history, cache, num_beams=3, limits=limits, prefix=prefix, **IDS
-        )
+        found = BeamSearch(3)(table.step_by_history, cache, limits=limits, prefix=prefix, **IDS)
         return found._asdict()
 
     module.run = run
@@ -297,41 +299,57 @@ def test_half_precision_logits_are_summed_in_float32(prefix_table):
     [
         ({"num_beams": 0}, "num_beams must be an integer of at least 1. Received: num_beams=0"),
         ({"num_beams": 2.0}, "num_beams must be an integer of at least 1. Received: num_beams=2.0"),
-        ({"n_best": 4}, "n_best must be at most num_beams.*Received: n_best=4, num_beams=3"),
-        ({"length_penalty": -0.5}, "length_penalty must be.*Received: length_penalty=-0.5"),
-        ({"length_penalty": float("nan")}, "length_penalty must be.*nan"),
-        ({"length_penalty": float("inf")}, "length_penalty must be a finite number.*inf"),
+        ({"num_best": 4}, "num_best must be at most num_beams.*Received: num_best=4, num_beams=3"),
+        ({"scoring": "gnmt"}, "scoring must be GNMTScoring, Hugging.*Received: 'gnmt'"),
+        ({"token_rules": {}}, r"token_rules must be TokenRules\. Received: \{\}"),
         ({"num_beams": 2**31}, "num_beams must be an integer from 1 to 2147483647.*2147483648"),
         ({"end_id": 0}, "end_id must be an integer of at least 1.*Received: end_id=0"),
         ({"limits": [1.5, 2.5]}, r"limits must be integers of shape \(batch,\).*float32"),
         ({"limits": 5}, r"limits must be integers of shape \(batch,\).*shape \(\)"),
         ({"prefix": [4, 4]}, r"prefix must be integers of shape \(batch, prefix\)"),
         ({"end_id": 8}, "must be below the vocabulary size 5.*Received.*end_id=8"),
-        ({"scoring": "mine"}, "scoring must be one of gnmt, gnmt_heuristic, .*Received: 'mine'"),
         ({"forbidden_ids": (0, -1)}, r"forbidden_ids\[1\] must be.*Received.*=-1"),
     ],
 )
 def test_bad_arguments_are_refused(prefix_table, options, message):
     table = prefix_table(num_rows=2, vocabulary_size=5, max_length=3, seed=61)
-    arguments = {"num_beams": 3, "limits": [3, 3], **IDS, **options}
+    arguments = {"limits": [3, 3], **IDS, **options}
+    names = {"num_beams", "num_best", "scoring", "token_rules"} & arguments.keys()
+    settings = {name: arguments.pop(name) for name in names}
     with pytest.raises(ValueError, match=message):
-        beam_search(table.step, table.cache(3), **arguments)
+        BeamSearch(**{"num_beams": 3} | settings)(table.step, table.cache(3), **arguments)
+
+
+@pytest.mark.parametrize("kind", [GNMTScoring, HuggingFaceScoring])
+def test_bad_scorings_are_refused(kind):
+    for penalty in (-0.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=f"length_penalty must be a finite.*={penalty}"):
+            kind(penalty)
+    with pytest.raises(ValueError, match=r"early_stopping must be one of.*False, 'never'.*: 1"):
+        kind(early_stopping=1)
+    with pytest.raises(ValueError, match=r"scoring must be one of gnmt, gnmt_heur.*: 'mine'"):
+        scoring_of("mine", 1.0)
+
+
+def test_gnmt_has_no_end_at_enough_finished_sequences():
+    with pytest.raises(ValueError, match=r"one of False, 'never'\. Received: True"):
+        GNMTScoring(early_stopping=True)
 
 
 def test_other_backends_are_refused_before_a_step(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
     message = r"needs Keras's TensorFlow backend.*KERAS_BACKEND=tensorflow\. Received: jax\."
     with pytest.raises(ValueError, match=message):
-        beam_search(None, (), num_beams=2, limits=[3], **IDS)
+        BeamSearch(2)(None, (), limits=[3], **IDS)
     with pytest.raises(ValueError, match=message):
-        sample(None, (), limits=[3], seed=(1, 2), **IDS)
+        Sampling()(None, (), limits=[3], seed=(1, 2), **IDS)
     with pytest.raises(ValueError, match=message):
-        next(stream(None, tuple, [START], num_tokens=3, context=3, seed=(1, 2)))
+        Streamer(None, tuple, Sampling(), context=3)
 
 
 def test_logits_of_the_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"logits of shape \(batch, 3, vocabulary\).*\(2, 5\)"):
-        beam_search(lambda *_: (tf.zeros((2, 5)), ()), (), num_beams=3, limits=[3, 3], **IDS)
+        BeamSearch(3)(lambda *_: (tf.zeros((2, 5)), ()), (), limits=[3, 3], **IDS)
 
 
 def slow(*values):
@@ -347,8 +365,8 @@ LEAVING = [
 ]
 
 
-@pytest.mark.parametrize(("seed", "num_beams", "n_best", "scoring"), LEAVING)
-def test_rows_that_leave_the_batch_change_nothing(prefix_table, seed, num_beams, n_best, scoring):
+@pytest.mark.parametrize(("seed", "num_beams", "num_best", "scoring"), LEAVING)
+def test_rows_that_leave_the_batch_change_nothing(prefix_table, seed, num_beams, num_best, scoring):
     table = prefix_table(num_rows=24, vocabulary_size=7, max_length=6, seed=seed)
     rng = np.random.default_rng(seed)
     limits = rng.integers(0, 7, 24)
@@ -364,7 +382,7 @@ def test_rows_that_leave_the_batch_change_nothing(prefix_table, seed, num_beams,
         return logits, cache
 
     def found(rows_leave):
-        options = {"n_best": n_best, "prefix": prefix, "scoring": scoring, "token_rules": rules}
+        options = {"num_best": num_best, "prefix": prefix, "scoring": scoring, "token_rules": rules}
         return search(table, num_beams, limits, step=step, rows_leave=rows_leave, **options)
 
     staying = found(False)
@@ -376,7 +394,7 @@ def test_rows_that_leave_the_batch_change_nothing(prefix_table, seed, num_beams,
         np.testing.assert_array_equal(leaving.lengths, staying.lengths)
         np.testing.assert_allclose(leaving.scores, staying.scores, rtol=1e-6)
     outputs = in_graph.get_concrete_function(True).structured_outputs
-    assert outputs.scores.shape[1] == n_best, "known, for signatures"
+    assert outputs.scores.shape[1] == num_best, "known, for signatures"
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[-1] < 24
 

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import TokenRules, sample, stream
-from keras_transformer.decoding.streaming import Streamer
+from keras_transformer.decoding import Sampling, Streamer, TokenRules
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.xl_model import transformer_xl
 from tests.reference import array, fill
@@ -20,26 +19,23 @@ def model():
     return fill(language_model(11, **sizes))
 
 
-def write(model, prompt, num_tokens, context, seed=(5, 7), **options):
-    return list(
-        stream(
-            model.step,
-            functools.partial(model.start_cache, 1),
-            prompt,
-            num_tokens=num_tokens,
-            context=context,
-            seed=seed,
-            forbidden_ids=(0, END),
-            **options,
-        )
+def write(model, prompt, num_tokens, context, seed=(5, 7), end_id=None, **settings):
+    streamer = Streamer(
+        model.step,
+        functools.partial(model.start_cache, 1),
+        Sampling(**settings),
+        context=context,
+        forbidden_ids=(0, END),
+        end_id=end_id,
     )
+    return list(streamer(prompt, num_tokens=num_tokens, seed=seed))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "top_k": 4}, {"top_p": 0.7}], ids=str)
-def test_streamed_tokens_are_those_that_sample_draws(model, options):
+def test_streamed_tokens_are_those_that_sampling_draws(model, options):
     prompt, count = [5, 9, 4], 6
-    drawn = sample(
+    drawn = Sampling(**options)(
         model.step,
         model.start_cache(1),
         limits=[len(prompt) + count],
@@ -48,7 +44,6 @@ def test_streamed_tokens_are_those_that_sample_draws(model, options):
         seed=(5, 7),
         prefix=[prompt[1:]],
         forbidden_ids=(0, END),
-        **options,
     )
     expected = drawn.token_ids.numpy()[0, 0, len(prompt) - 1 : -1]
     np.testing.assert_array_equal(write(model, prompt, count, context=32, **options), expected)
@@ -91,11 +86,9 @@ def test_a_start_stays_at_the_beginning_of_every_window():
     def step(token_ids, parents, position, cache):
         return 99.0 * tf.one_hot(token_ids + 1, 40), cache
 
-    written = [*stream(
-        step, tuple, [2, *range(10, 20)], num_tokens=7, context=6, seed=(1, 2), num_starts=1,
-        prefill=prefill,
-    )]  # fmt: skip
-    assert written == [*range(20, 27)]
+    streamer = Streamer(step, tuple, Sampling(), context=6, num_starts=1, prefill=prefill)
+    written = streamer([2, *range(10, 20)], num_tokens=7, seed=(1, 2))
+    assert [*written] == [*range(20, 27)]
     assert read[0] == [2, 15, 16, 17, 18]
     assert len(read) == 3 and all(row[0] == 2 for row in read)
 
@@ -107,7 +100,8 @@ def test_a_token_arrives_as_soon_as_it_is_sampled():
         tf.py_function(lambda: steps.append(1), [], [])
         return tf.one_hot(token_ids + 1, 9) * 99.0, cache
 
-    tokens = stream(counted, tuple, [3], num_tokens=4, context=5, seed=(1, 2))
+    streamer = Streamer(counted, tuple, Sampling(), context=5)
+    tokens = streamer([3], num_tokens=4, seed=(1, 2))
     assert next(tokens) == 4 and len(steps) == 1
     assert next(tokens) == 5 and len(steps) == 2
 
@@ -131,11 +125,11 @@ def test_a_second_stream_traces_nothing(model, is_compiled):
 
     room = [7] if is_compiled else []
     streamer = Streamer(
-        step, lambda: model.start_cache(1, 1, *room), context=7, forbidden_ids=(0, END),
-        jit_compile=is_compiled, prefill=prefill,
+        step, lambda: model.start_cache(1, 1, *room), Sampling(), context=7,
+        forbidden_ids=(0, END), jit_compile=is_compiled, prefill=prefill,
     )  # fmt: skip
     growing = Streamer(
-        model.step, lambda: model.start_cache(1), context=7, forbidden_ids=(0, END)
+        model.step, lambda: model.start_cache(1), Sampling(), context=7, forbidden_ids=(0, END)
     )  # fmt: skip
     for prompt, seed, temperature, top_k in [([5, 9, 4], 1, 0.7, 0), ([8], -2, 1.5, 3)]:
         drawing = {"seed": [[seed, 0]], "temperature": [temperature], "top_k": [top_k]}
@@ -184,7 +178,7 @@ def test_prompts_of_a_full_cache_are_padded_to_few_lengths(kind):
 
     def streamer(kind, *room):
         return kind(
-            model.step, lambda: model.start_cache(1, 1, *room), context=40,
+            model.step, lambda: model.start_cache(1, 1, *room), Sampling(), context=40,
             forbidden_ids=(0, END), jit_compile=bool(room), prefill=model.prefill,
         )  # fmt: skip
 

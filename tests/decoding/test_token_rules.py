@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import TokenRules, beam_search, sample, stream
+from keras_transformer.decoding import BeamSearch, Sampling, Streamer, TokenRules
+from keras_transformer.serving.settings import scoring_of
 
 START, END = 2, 3
 IDS = {"start_id": START, "end_id": END}
@@ -125,10 +126,8 @@ def table_of(prefix_table, seed):
 def test_beam_finds_the_best_of_all_sequences_that_obey(prefix_table, ids_of, seed):
     table, rules = table_of(prefix_table, seed), drawn_rules(seed)
     limits, prefix = [4, 3, 4], [[0, 0], [0, 0], [5, 1]]
-    found = beam_search(
-        table.step, table.cache(85), num_beams=85, limits=limits, prefix=prefix, token_rules=rules,
-        **IDS,
-    )  # fmt: skip
+    search = BeamSearch(85, 85, token_rules=rules)
+    found = search(table.step, table.cache(85), limits=limits, prefix=prefix, **IDS)
     for row, limit in enumerate(limits):
         start = tuple(token_id for token_id in prefix[row] if token_id)
         best = everything(table, row, rules, limit, start)[:85]
@@ -141,13 +140,9 @@ def test_beam_finds_the_best_of_all_sequences_that_obey(prefix_table, ids_of, se
 def test_greedy_search_and_sampling_take_the_best_token_that_obeys(prefix_table, ids_of, seed):
     table, rules = table_of(prefix_table, seed), drawn_rules(seed)
     limits = [4, 3, 4]
-    greedy = beam_search(
-        table.step, table.cache(1), num_beams=1, limits=limits, token_rules=rules, **IDS
-    )
-    sampled = sample(
-        table.step, table.cache(1), limits=limits, seed=(3, 5), temperature=1e-4,
-        token_rules=rules, **IDS,
-    )  # fmt: skip
+    search, sampling = BeamSearch(1, token_rules=rules), Sampling(1e-4, token_rules=rules)
+    greedy = search(table.step, table.cache(1), limits=limits, **IDS)
+    sampled = sampling(table.step, table.cache(1), limits=limits, seed=(3, 5), **IDS)
     for row, limit in enumerate(limits):
         ids = []
         while END not in ids and len(ids) < limit:
@@ -171,15 +166,13 @@ def gain(table, row, ids, rules, limit):
 def test_a_row_alone_equals_the_row_in_a_batch(prefix_table, num_beams, scoring):
     table = table_of(prefix_table, 13)
     rules = TokenRules(2, 1.5, min_length=3, bad_words_ids=[[5, 6]], begin_suppress_tokens=[4])
-    options = {"num_beams": num_beams, "scoring": scoring, "token_rules": rules, **IDS}
+    search = BeamSearch(num_beams, scoring=scoring_of(scoring, 0.6), token_rules=rules)
     limits, prefix = np.array([4, 2, 3]), np.array([[0, 0], [5, 0], [6, 1]])
-    together = beam_search(
-        table.step, table.cache(num_beams), limits=limits, prefix=prefix, **options
-    )
+    together = search(table.step, table.cache(num_beams), limits=limits, prefix=prefix, **IDS)
     for row in range(3):
         rows = slice(row, row + 1)
         cache = table.cache(num_beams, [row])
-        alone = beam_search(table.step, cache, limits=limits[rows], prefix=prefix[rows], **options)
+        alone = search(table.step, cache, limits=limits[rows], prefix=prefix[rows], **IDS)
         length = alone.token_ids.shape[2]
         np.testing.assert_array_equal(alone.token_ids[0], together.token_ids[row, :, :length])
         np.testing.assert_allclose(alone.scores[0], together.scores[row], rtol=1e-6)
@@ -201,10 +194,12 @@ def test_a_search_with_room_under_xla_finds_the_same(seed, scoring):
     limits = tf.constant([8, 5])
 
     def search(num_beams, capacity=None):
-        options = {"limits": limits, "token_rules": rules, "capacity": capacity, **IDS}
+        options = {"limits": limits, "capacity": capacity, **IDS}
         if num_beams:
-            return beam_search(step, (), num_beams=num_beams, scoring=scoring, **options)
-        return sample(step, (), seed=tf.constant([[3, 5], [7, 11]]), num_samples=2, **options)
+            beams = BeamSearch(num_beams, scoring=scoring_of(scoring, 0.6), token_rules=rules)
+            return beams(step, (), **options)
+        sampling, seed = Sampling(token_rules=rules), tf.constant([[3, 5], [7, 11]])
+        return sampling(step, (), seed=seed, num_samples=2, **options)
 
     for num_beams in (3, 1, 0):
         growing = search(num_beams)
@@ -224,21 +219,18 @@ def test_a_stream_obeys_the_rules_that_sampling_obeys():
     rules = TokenRules(
         2, 1.3, min_new_tokens=9, bad_words_ids=[[5, 6], [7]], begin_suppress_tokens=[8]
     )
-    prompt, options = [9, 4, 10], {"temperature": 0.5, "token_rules": rules}
+    prompt, sampling = [9, 4, 10], Sampling(0.5, token_rules=rules)
     for seed in range(3):
-        drawn = sample(
+        drawn = sampling(
             step, (), start_id=tf.constant(prompt[:1]), prefix=[prompt[1:]], limits=[11],
-            end_id=END, forbidden_ids=(0, 1, 2), seed=[[seed, 0]], **options,
+            end_id=END, forbidden_ids=(0, 1, 2), seed=[[seed, 0]],
         )  # fmt: skip
-        streamed = stream(
-            step, tuple, prompt, num_tokens=8, context=12, forbidden_ids=(0, 1, 2), end_id=END,
-            seed=tf.constant([[seed, 0]]), **options,
-        )  # fmt: skip
+        streamer = Streamer(step, tuple, sampling, context=12, forbidden_ids=(0, 1, 2), end_id=END)
+        streamed = streamer(prompt, num_tokens=8, seed=tf.constant([[seed, 0]]))
         assert list(streamed) == drawn.token_ids.numpy()[0, 0, 2:10].tolist()
-    longer = stream(
-        step, tuple, prompt, num_tokens=29, context=8, seed=(1, 2), end_id=END,
-        token_rules=TokenRules(no_repeat_ngram_size=1, min_length=40, suppress_tokens=(0, 1, 2)),
-    )  # fmt: skip
+    rules = TokenRules(no_repeat_ngram_size=1, min_length=40, suppress_tokens=(0, 1, 2))
+    streamer = Streamer(step, tuple, Sampling(token_rules=rules), context=8, end_id=END)
+    longer = streamer(prompt, num_tokens=29, seed=(1, 2))
     ids = [*prompt, *longer]
     assert all(len({*ids[i : i + 4]}) == 4 for i in range(len(ids) - 3)), "of what it reads"
     assert END not in ids
@@ -247,9 +239,9 @@ def test_a_stream_obeys_the_rules_that_sampling_obeys():
 def test_a_hypothesis_may_be_cut_off_where_no_end_is_forced(prefix_table, ids_of):
     table = table_of(prefix_table, 17)
     table.logits[:, :, END] = table.log_probs[:, :, END] = -30.0
-    options = {"limits": [4, 2, 3], "token_rules": TokenRules(forces_end=False), **IDS}
-    found = beam_search(table.step, table.cache(3), num_beams=3, **options)
-    sampled = sample(table.step, table.cache(1), seed=(1, 2), **options)
+    options, rules = {"limits": [4, 2, 3], **IDS}, TokenRules(forces_end=False)
+    found = BeamSearch(3, token_rules=rules)(table.step, table.cache(3), **options)
+    sampled = Sampling(token_rules=rules)(table.step, table.cache(1), seed=(1, 2), **options)
     for hypotheses in (found, sampled):
         for row, length in enumerate([4, 2, 3]):
             assert {len(ids) for ids in ids_of(hypotheses, row)} == {length}
@@ -259,13 +251,10 @@ def test_a_hypothesis_may_be_cut_off_where_no_end_is_forced(prefix_table, ids_of
 def test_rules_that_leave_no_token_leave_no_hypothesis(prefix_table):
     table = table_of(prefix_table, 19)
     rules = TokenRules(suppress_tokens=TOKENS, min_length=3)
-    found = beam_search(
-        table.step, table.cache(2), num_beams=2, limits=[4, 1, 4], token_rules=rules, **IDS
-    )
+    search, sampling = BeamSearch(2, token_rules=rules), Sampling(token_rules=rules)
+    found = search(table.step, table.cache(2), limits=[4, 1, 4], **IDS)
     assert found.lengths.numpy().tolist() == [[0, 0], [1, 0], [0, 0]], "the limit is forced"
-    drawn = sample(
-        table.step, table.cache(1), limits=[4] * 3, seed=(1, 2), token_rules=rules, **IDS
-    )
+    drawn = sampling(table.step, table.cache(1), limits=[4] * 3, seed=(1, 2), **IDS)
     assert drawn.token_ids.numpy().tolist() == [[[END]]] * 3
 
 
@@ -302,8 +291,6 @@ def test_bad_rules_are_refused(rules, message):
 
 def test_ids_beyond_the_vocabulary_are_refused(prefix_table):
     table = table_of(prefix_table, 1)
-    rules = TokenRules(bad_words_ids=[[4, 7]])
+    search = BeamSearch(1, token_rules=TokenRules(bad_words_ids=[[4, 7]]))
     with pytest.raises(ValueError, match=r"below the vocabulary size 7.*bad_words_ids=.*4, 7"):
-        beam_search(
-            table.step, table.cache(1), num_beams=1, limits=[3] * 3, token_rules=rules, **IDS
-        )
+        search(table.step, table.cache(1), limits=[3] * 3, **IDS)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import keras_transformer as kt
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch
 
 pytestmark = pytest.mark.slow
 
@@ -41,11 +41,10 @@ def test_it_learns_to_repeat(reverse):
     model.fit(batches(rng, reverse), steps_per_epoch=600, verbose=0)
     inputs, labels = next(batches(rng, reverse))
     encoded = model.encode(inputs["source_ids"])
-    found = beam_search(
+    found = BeamSearch(1)(
         functools.partial(model.step, encoded),
         model.start_cache(encoded, 1),
         limits=np.full(64, 9),
-        num_beams=1,
         start_id=START,
         end_id=END,
     )

@@ -6,7 +6,7 @@ import pytest
 
 from keras_transformer import convert
 from keras_transformer.convert import arrays_of, load_gpt2, read_keras_hub
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.models.gpt2_model import SIZES, gpt2
 from tests.reference import array
 
@@ -57,11 +57,10 @@ def test_greedy_tokens_are_those_of_keras_hub(backbone, model):
         inputs = {"token_ids": text, "padding_mask": np.ones_like(text)}
         scores = array(backbone.token_embedding(backbone(inputs), reverse=True))[0, -1]
         text = np.concatenate([text, [[scores.argmax()]]], axis=1)
-    found = beam_search(
+    found = BeamSearch(1)(
         lambda token_ids, *rest: model.step(token_ids, *rest),
         model.start_cache(1),
         limits=[LENGTH],
-        num_beams=1,
         start_id=int(text[0, 0]),
         end_id=VOCABULARY_SIZE - 1,
         forbidden_ids=(),

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import beam_search
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.models.xl_model import SIZES, newest, transformer_xl
 from keras_transformer.training import Perplexity, TokenCrossentropy
 from keras_transformer.training.checkpoints import Checkpoints
@@ -134,9 +134,8 @@ def test_a_search_finds_what_repeated_passes_find():
     def call(*arguments):
         return model.step(*arguments)
 
-    found = beam_search(
-        call, model.start_cache(2, 1), limits=[9, 9], num_beams=1, start_id=START, end_id=1
-    )
+    cache = model.start_cache(2, 1)
+    found = BeamSearch(1)(call, cache, limits=[9, 9], start_id=START, end_id=1)
     ids = np.full((2, 1), START, "int32")
     for _ in range(found.token_ids.shape[2]):
         best = array(model(ids))[:, -1].argmax(axis=-1)

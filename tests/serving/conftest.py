@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from keras_transformer import classifier, language_model, translation
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.models import with_dtype
 from keras_transformer.serving import (
     Classifier,
@@ -23,7 +24,7 @@ from keras_transformer.tokenizers import (
 
 SENTENCES = ["A dog runs in the park.", "It is ten past six.", "Zwei Katzen sehen den Hund."]
 VOCABULARY_SIZE = 307
-SETTINGS = SearchSettings(num_beams=3, num_best=2, max_source_length=13, max_target_length=11)
+SETTINGS = SearchSettings(BeamSearch(3, num_best=2), max_source_length=13, max_target_length=11)
 
 
 @pytest.fixture(scope="session")
@@ -59,7 +60,7 @@ SMALL = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3
 
 def small_translator(tokenizer):
     model = translation(tokenizer.vocabulary_size, size="tiny", dropout=0.0, **SMALL)
-    settings = SearchSettings(num_beams=3, num_best=2, max_source_length=7, max_target_length=5)
+    settings = SearchSettings(BeamSearch(3, num_best=2), max_source_length=7, max_target_length=5)
     return Translator(model, tokenizer, settings=settings)
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 import keras_transformer as kt
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
 
 
@@ -22,7 +23,9 @@ def main():
     texts.sort(key=len)
     batches = [texts[start : start + 64] for start in range(0, len(texts), 64)]
     model = kt.translation(tokenizer.vocabulary_size, **dims)
-    translator = Translator(model, tokenizer, settings=SearchSettings(num_beams=3), cache="static")
+    translator = Translator(
+        model, tokenizer, settings=SearchSettings(BeamSearch(3)), cache="static"
+    )
     # Sources end with a token of their own; limits are twice that and 8.
     longest = [max(map(len, batch)) + 1 for batch in batches]
     of_translator = {(power(n, 8), power(2 * n, 16)) for n in longest}

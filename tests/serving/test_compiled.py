@@ -12,8 +12,10 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.decoding.compiling import bucket, is_static, row_bucket
 from keras_transformer.serving import Generator, SamplingSettings, SearchSettings, Translator
+from keras_transformer.serving.settings import scoring_of
 from keras_transformer.tokenizers import SymbolTokenizer, train_sentencepiece
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -70,9 +72,8 @@ def test_translations_are_those_of_the_growing_cache(num_beams, length_penalty, 
     dims = {"num_layers": 1, "hidden_dim": 32, "intermediate_dim": 32}
     model = kt.translation(tokenizer.vocabulary_size, size="tiny", **dims)
     shaken(model, 0.2)
-    settings = SearchSettings(
-        num_beams, length_penalty=length_penalty, max_target_length=40, scoring=scoring
-    )
+    search = BeamSearch(num_beams, scoring=scoring_of(scoring, length_penalty))
+    settings = SearchSettings(search, max_target_length=40)
     growing, static = (
         Translator(model, tokenizer, settings=settings, cache=cache)
         for cache in ("growing", "static")
@@ -89,7 +90,7 @@ def test_translations_are_those_of_the_growing_cache(num_beams, length_penalty, 
             assert [h.text for h in one] == [h.text for h in other]
             lengths |= {h.num_tokens for h in one}
             np.testing.assert_allclose([h.score for h in one], [h.score for h in other], atol=1e-4)
-    least = 1 if settings.as_hugging_face else 3
+    least = 1 if scoring.startswith("huggingface") else 3
     assert len(lengths) > least, "hypotheses end at different lengths"
     assert static([]) == []
     shaken(model, 0.2)

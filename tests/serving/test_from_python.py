@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import keras_transformer as kt
+from keras_transformer.decoding import BeamSearch, GNMTScoring, Sampling
 from keras_transformer.serving import (
     Classifier,
     Generator,
@@ -97,7 +98,8 @@ def test_scores_are_those_of_the_search_without_its_penalty():
     keras.utils.set_random_seed(3)
     tokenizer = kt.tokenizers.SymbolTokenizer("abcdefg")  # a text has one cut only
     model = kt.translation(tokenizer.vocabulary_size, size="tiny", **SMALL)
-    settings = SearchSettings(3, 3, length_penalty=0.0, max_target_length=9)
+    search = BeamSearch(3, scoring=GNMTScoring(0.0))
+    settings = SearchSettings(search, max_target_length=9)
     translate = Translator(model, tokenizer, settings=settings)
     sources = ["abba", "cafe", "g"]
     compared = 0
@@ -369,7 +371,7 @@ MISTAKES = {
         lambda t, c, w: Generator(without_scores(w.model), w.tokenizer).attention("a"),
         r"must have a method attention_scores",
     ),
-    "no penalty": (lambda t, c, w: SearchSettings(length_penalty=-1), r"length_penalty=-1"),
+    "no penalty": (lambda t, c, w: GNMTScoring(length_penalty=-1), r"length_penalty=-1"),
 }
 
 
@@ -385,16 +387,16 @@ class Larger:
 
 BAD = ("3", None, True, float("nan"), float("inf"), -float("inf"), -1, 2**40, 16.5)
 NUMBERS = {  # name: (what takes it, values that are bad for others and not for this one)
-    "num_beams": (lambda t, w, bad: SearchSettings(num_beams=bad), ()),
-    "num_best": (lambda t, w, bad: SearchSettings(num_beams=5, num_best=bad), (None,)),
-    "length_penalty": (lambda t, w, bad: SearchSettings(length_penalty=bad), (2**40, 16.5)),
+    "num_beams": (lambda t, w, bad: BeamSearch(num_beams=bad), ()),
+    "num_best": (lambda t, w, bad: BeamSearch(num_beams=5, num_best=bad), (None,)),
+    "length_penalty": (lambda t, w, bad: GNMTScoring(length_penalty=bad), (2**40, 16.5)),
     "max_source_length": (lambda t, w, bad: SearchSettings(max_source_length=bad), ()),
     "max_target_length": (lambda t, w, bad: SearchSettings(max_target_length=bad), ()),
     "context": (lambda t, w, bad: SamplingSettings(context=bad, max_tokens=1), ()),
-    "max_tokens": (lambda t, w, bad: SamplingSettings(max_tokens=bad), ()),
-    "temperature": (lambda t, w, bad: SamplingSettings(temperature=bad), (2**40, 16.5)),
-    "top_k": (lambda t, w, bad: SamplingSettings(top_k=bad), (None,)),
-    "top_p": (lambda t, w, bad: SamplingSettings(top_p=bad), ()),
+    "max_tokens": (lambda t, w, bad: SamplingSettings(max_tokens=bad), (None,)),
+    "temperature": (lambda t, w, bad: Sampling(temperature=bad), (2**40, 16.5)),
+    "top_k": (lambda t, w, bad: Sampling(top_k=bad), (None,)),
+    "top_p": (lambda t, w, bad: Sampling(top_p=bad), ()),
     "max_length": (lambda t, w, bad: t.n_best(["a"], max_length=bad), ()),
     "max_tokens of a call": (lambda t, w, bad: w(["a"], max_tokens=bad), (None,)),
     "max_tokens of a stream": (lambda t, w, bad: w.stream("a", bad), ()),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import TokenRules
+from keras_transformer.decoding import Sampling, TokenRules
 from keras_transformer.models.decoder_only import language_model
 from keras_transformer.models.gpt2_model import gpt2
 from keras_transformer.serving import (
@@ -83,7 +83,7 @@ def test_a_prompt_is_continued_alone_as_in_a_batch(generator):
 
 def test_a_forced_first_token_is_forced_alone_as_in_a_batch(model):
     rules = TokenRules(forced_bos_token_id=ord("x") + 4)
-    settings = SamplingSettings(13, 5, start_id=2, token_rules=rules)
+    settings = SamplingSettings(13, 5, Sampling(token_rules=rules), start_id=2)
     forcing = Generator(model, SymbolTokenizer(), settings)
     together = forcing(["or", "", "to be"], temperature=1e-6)
     alone = [forcing([prompt], temperature=1e-6)[0] for prompt in ("or", "", "to be")]
@@ -225,7 +225,7 @@ def test_the_length_of_a_continuation_counts_what_was_drawn_with_its_end(model):
             row.append(4 + int(array(model(np.array([row])))[0, -1, 4:].argmax()))
     drawn = rows[0][5:], rows[1][2:8]
     end = drawn[0][2]
-    settings = dataclasses.replace(SETTINGS, end_ids=(end,))
+    settings = dataclasses.replace(SETTINGS, sampling=Sampling(0.8, end_ids=(end,)))
     generator = Generator(model, SymbolTokenizer(), settings)
     expected = [([*ids, end].index(end) + 1) if end in ids else 6 for ids in drawn]
     answer = greedy(generator, ["to be", "or"], [6, 6])
@@ -268,7 +268,7 @@ def written_by_heart(tokenizer):
     functions = types.SimpleNamespace(
         weights=[], start_cache=lambda *_: (), step=step, prefill=prefill, logits=None
     )
-    settings = SamplingSettings(CONTEXT, 5, empty_prompt="the cat", top_k=1)
+    settings = SamplingSettings(CONTEXT, 5, Sampling(top_k=1), empty_prompt="the cat")
     return Generator(functions, tokenizer, settings), script
 
 

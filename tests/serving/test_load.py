@@ -52,8 +52,8 @@ def trained(folder):
 
 def test_a_loaded_run_translates_as_its_command_does(runs, capsys, monkeypatch, tmp_path):
     translate = kt.serving.Translator.load(runs / "translation")
-    assert translate.settings.num_beams == 3
-    assert translate.settings.length_penalty == 0.5
+    search = translate.settings.search
+    assert (search.num_beams, search.scoring.length_penalty) == (3, 0.5)
     sources = ["abc dog", "feed"]
     (tmp_path / "in.txt").write_text("\n".join(sources) + "\n")
     with open(tmp_path / "in.txt") as stdin:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from keras_transformer import classifier, language_model, translation
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.layers.projection import Projection
 from keras_transformer.models import add_lora
 from keras_transformer.ops.projection import with_columns
@@ -36,7 +37,7 @@ def random(model):
 
 def translator(tokenizer, **settings):
     model = random(translation(tokenizer.vocabulary_size, size="tiny", **SMALL, **settings))
-    search = SearchSettings(num_beams=2, num_best=2, max_source_length=7, max_target_length=5)
+    search = SearchSettings(BeamSearch(2), max_source_length=7, max_target_length=5)
     return Translator(model, tokenizer, settings=search)
 
 

@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.decoding import TokenRules
+from keras_transformer.decoding import BeamSearch, TokenRules
 from keras_transformer.models import translation
 from keras_transformer.serving import SearchSettings, Translator
+from keras_transformer.serving.settings import scoring_of
 from keras_transformer.tokenizers import SentencePieceTokenizer
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 from keras_transformer.tokenizers.sentencepiece_format import Model, PieceType
@@ -35,7 +36,7 @@ def log_softmax(scores):
 
 @pytest.mark.slow
 def test_one_beam_translates_as_greedy_decoding_with_the_keras_model_does(model, tokenizer):
-    settings = SearchSettings(num_beams=1, num_best=1, max_source_length=13, max_target_length=11)
+    settings = SearchSettings(BeamSearch(1), max_source_length=13, max_target_length=11)
     translator = Translator(model, tokenizer, settings=settings)
     for text in SENTENCES:
         source = np.array([[*tokenizer.tokenize([text]).numpy()[0][:12], END_ID]])
@@ -60,9 +61,9 @@ def test_no_text_is_longer_than_the_learned_positions(tokenizer):
         lengths = {"max_source_length": 7, "max_target_length": 7, name: 8}
         message = rf"{name} must be at most the 7 positions.*SearchSettings\({name}=7\).*=8\."
         with pytest.raises(ValueError, match=message):
-            Translator(model, tokenizer, settings=SearchSettings(2, **lengths))
+            Translator(model, tokenizer, settings=SearchSettings(BeamSearch(2), **lengths))
         lengths[name] = 7
-    translator = Translator(model, tokenizer, settings=SearchSettings(2, **lengths))
+    translator = Translator(model, tokenizer, settings=SearchSettings(BeamSearch(2), **lengths))
     long = "to be or not to be"
     with pytest.warns(UserWarning, match="1 of 1 texts are longer than 7 tokens"):
         [translation_of_it] = translator([long])
@@ -79,7 +80,7 @@ def test_no_text_is_longer_than_the_learned_positions(tokenizer):
 def test_a_minimum_of_new_tokens_is_beyond_the_usual_limit(model, tokenizer):
     target = in_language(tokenizer, "xx")
     rules = TokenRules(min_new_tokens=23)
-    settings = SearchSettings(1, 1, max_target_length=50, token_rules=rules)
+    settings = SearchSettings(BeamSearch(1, token_rules=rules), max_target_length=50)
     translator = Translator(model, tokenizer, target, settings)
     assert ask(translator, "serving_default", text=["a"])["length"] >= 1 + 24
     for prefix in ("", "A dog"):
@@ -109,14 +110,13 @@ def check_empty_texts(tokenizers, count, seed=1):
         source, target = tokenizers[draw.integers(len(tokenizers))]
         beams = int(draw.integers(1, 4))
         rules = TokenRules(min_new_tokens=3, forced_bos_token_id=5)
-        settings = SearchSettings(
+        search = BeamSearch(
             beams,
             int(draw.integers(1, beams + 1)),
-            max_source_length=13,
-            max_target_length=11,
-            scoring=str(draw.choice(["gnmt", "huggingface", "huggingface_never"])),
-            token_rules=rules if draw.random() < 0.3 else TokenRules(),
+            scoring_of(str(draw.choice(["gnmt", "huggingface", "huggingface_never"])), 0.6),
+            rules if draw.random() < 0.3 else TokenRules(),
         )
+        settings = SearchSettings(search, max_source_length=13, max_target_length=11)
         model = translation(source.vocabulary_size, size="tiny", **SMALL)
         cache = str(draw.choice(["growing", "static"], p=[0.8, 0.2]))
         translator = Translator(model, source, target, settings, cache)
@@ -133,8 +133,8 @@ def check_empty_texts(tokenizers, count, seed=1):
                 if is_empty:
                     answer = [best[name][row] for name in ("translation", "score", "length")]
                     assert answer == [b"", 0, 0]
-                    assert several["translation"][row].tolist() == [b""] * settings.num_best
-                    assert several["length"][row].tolist() == [0] * settings.num_best
+                    assert several["translation"][row].tolist() == [b""] * search.num_best
+                    assert several["length"][row].tolist() == [0] * search.num_best
                     assert (
                         several["score"][row][0] == 0 and (several["score"][row][1:] < -1e8).all()
                     )
@@ -185,7 +185,7 @@ def test_an_empty_batch_gives_an_empty_batch(translator, signature):
 
 def test_the_first_of_n_best_is_the_translation(translator):
     several, one = nbest(translator, SENTENCES), ask(translator, "serving_default", text=SENTENCES)
-    assert several["translation"].shape == (3, SETTINGS.num_best)
+    assert several["translation"].shape == (3, SETTINGS.search.num_best)
     assert several["translation"][:, 0].tolist() == one["translation"].tolist()
     assert (several["score"][:, 0] >= several["score"][:, 1]).all()
     assert (several["translation"][:, 0] != several["translation"][:, 1]).any()
@@ -250,7 +250,9 @@ def test_bfloat16_weights_answer_in_float32(translator, half_translator):
 
 def test_invalid_settings_are_refused():
     with pytest.raises(ValueError, match=r"num_best must be .* num_best=5, num_beams=3"):
-        SearchSettings(num_beams=3, num_best=5)
+        BeamSearch(num_beams=3, num_best=5)
+    with pytest.raises(ValueError, match=r"search must be a BeamSearch\. Received: 4"):
+        SearchSettings(4)
     with pytest.raises(ValueError, match=r"at least 2.*Received: max_source_length=1"):
         SearchSettings(max_source_length=1)
 

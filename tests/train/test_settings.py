@@ -8,8 +8,9 @@ import pytest
 
 import keras_transformer as kt
 from keras_transformer.convert.folder import Converted
-from keras_transformer.convert.generation import run_settings
+from keras_transformer.decoding import BeamSearch
 from keras_transformer.serving import RunFolder, SearchSettings, Translator
+from keras_transformer.serving.settings import kept_search
 from keras_transformer.tokenizers import SymbolTokenizer
 from train import classification, language_model, options, pretraining, translation
 from train.classification import ClassificationConfig
@@ -282,9 +283,9 @@ def check_released(folder, count, seed=2):
         size = int(draw.integers(5, LEAST_PIECES))
         tokenizer = SymbolTokenizer("".join(chr(0x4E00 + i) for i in range(size - 4)))
         longest = int(draw.choice([4, 300, 5000, 16_384]))
-        search = SearchSettings(2, max_source_length=longest, max_target_length=longest)
+        search = SearchSettings(BeamSearch(2), longest, longest)
         model = kt.translation(size, size="tiny", num_layers=1, hidden_dim=2, num_heads=1)
-        config = run_settings(search, {"num_layers": 1, "hidden_dim": 2, "num_heads": 1})
+        config = {"num_layers": 1, "hidden_dim": 2, "num_heads": 1} | kept_search(search)
         released = Converted("translation", model, tokenizer, settings=search, config=config)
         save_run(released, folder / str(number))
         translator = Translator.load(folder / str(number))

@@ -198,8 +198,8 @@ def test_the_best_weights_are_served_with_another_search(trained, capsys, tmp_pa
     nbest, best = (answer["outputs"] for answer in ask(tmp_path / "a" / "1", [request, default]))
     assert len(nbest["translation"][0]) == 3 and best["translation"][1] == ""
     ours = Translator.load(trained, num_beams=3, length_penalty=0.5, weights="best")
-    settings = ours.settings
-    assert (settings.num_beams, settings.length_penalty) == (3, 0.5)
+    search = ours.settings.search
+    assert (search.num_beams, search.scoring.length_penalty) == (3, 0.5)
     averaged = Translator.load(trained, num_beams=3, length_penalty=0.5)
     with run_eagerly(True):
         answer, other = ours.answer(["abc", ""]), averaged.answer(["abc"])

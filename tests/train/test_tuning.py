@@ -1,5 +1,6 @@
 """--pretrained of translation and language models: runs and released folders, tuned by command."""
 
+import dataclasses
 import functools
 import io
 import json
@@ -15,6 +16,7 @@ from keras_transformer import convert
 from keras_transformer.convert import Converted
 from keras_transformer.models.lora import lora_of, merge_lora
 from keras_transformer.serving import RunFolder, Translator
+from keras_transformer.serving.settings import kept_search, scoring_of
 from tests.convert.folders import FAMILIES
 from tests.reference import array
 from train import classification, language_model, translation
@@ -113,9 +115,8 @@ def test_a_translation_model_is_tuned_from_a_folder_or_a_run(name, is_run, files
     tuned, settings = Translator.load(run), json.loads((run / "config.json").read_text())
     kept = tuned.settings
     theirs = before.settings
-    assert (kept.num_beams, kept.length_penalty) == (theirs.num_beams, theirs.length_penalty)
-    assert kept.max_target_length == theirs.max_target_length
-    assert kept.scoring == theirs.scoring == settings["scoring"]
+    assert kept == dataclasses.replace(theirs, max_source_length=kept.max_source_length)
+    assert kept.search.scoring == scoring_of(settings["scoring"], settings["length_penalty"])
     models = before.model, tuned.model
     one, other = ([layer.name for layer in model.layers] for model in models)
     assert one == other
@@ -158,8 +159,9 @@ def test_a_tuning_is_built_with_the_settings_and_weights_of_its_family(
         source=str(files / "a"), target=str(files / "b"), pretrained=str(pretrained), **settings
     )
     tuning = translation.TranslationExperiment(config)
+    theirs = kept_search(before.settings)
     for setting in ("num_beams", "length_penalty", "max_target_length", "scoring"):
-        assert getattr(tuning.config, setting) == getattr(before.settings, setting), setting
+        assert getattr(tuning.config, setting) == theirs[setting], setting
     tokenizer = tuning.make_tokenizer()
     assert tuning.columns(tokenizer)[0]["source"].lengths.min() > 1
     model = tuning.build(tokenizer, None)
@@ -186,7 +188,7 @@ def test_a_tuned_model_begins_as_the_one_that_it_tunes(files, tmp_path):
     assert (encoder.dropout, encoder.remat) == (0.5, True)
     assert tuned.get_layer("embedding_dropout").rate == 0.5
     assert encoder.compute_dtype == tuned.get_layer("decoder").compute_dtype == "bfloat16"
-    assert Translator.load(tmp_path / "run").settings.num_beams == 3
+    assert Translator.load(tmp_path / "run").settings.search.num_beams == 3
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_a_run_of_our_own_is_tuned(model, files, tmp_path, capsys):
 def test_a_run_of_our_own_translation_is_tuned(files, run_of, tmp_path, monkeypatch, capsys):
     flags = [*pair_flags(files), *TUNING, "--pretrained", str(run_of("translation")), "--steps=2"]
     translation.main([*flags, "--run", str(tmp_path / "run")])
-    assert Translator.load(tmp_path / "run").settings.num_beams == 2
+    assert Translator.load(tmp_path / "run").settings.search.num_beams == 2
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"A dog.\nIt is\n")))
     capsys.readouterr()
     with run_eagerly(False):

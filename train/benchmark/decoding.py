@@ -81,7 +81,7 @@ def _write_our_model(workload, directory):
     """Writes the SavedModel and returns its number of parameters."""
     import tensorflow as tf
 
-    from keras_transformer.decoding.search import beam_search
+    from keras_transformer.decoding import BeamSearch
     from keras_transformer.ops.projection import with_columns
     from keras_transformer.serving.served_model import raw, transposed_kernels
 
@@ -92,10 +92,9 @@ def _write_our_model(workload, directory):
     @with_columns(columns)
     def decode(source_ids):
         encoded = model.encode(source_ids)
-        hypotheses = beam_search(
+        hypotheses = BeamSearch(NUM_BEAMS)(
             functools.partial(model.step, encoded),
             model.start_cache(encoded, NUM_BEAMS),
-            num_beams=NUM_BEAMS,
             limits=tf.fill(tf.shape(source_ids)[:1], OUTPUT_TOKENS),
             start_id=START_ID,
             end_id=END_ID,

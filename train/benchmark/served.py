@@ -69,8 +69,8 @@ def ctranslate2_served(run, texts, workload):
             results = engine.translate_batch(
                 pieces.encode(request, out_type=str),
                 max_batch_size=-(-len(request) // parts),
-                beam_size=settings.num_beams,
-                length_penalty=settings.length_penalty,
+                beam_size=settings.search.num_beams,
+                length_penalty=settings.search.scoring.length_penalty,
                 max_decoding_length=settings.max_target_length,
             )
             answer = pieces.decode([result.hypotheses[0] for result in results])
