@@ -22,9 +22,8 @@ from .gpus import cores, gpu_count, visible_gpus
 from .lines import FirstPlaces, answer_lines, first_of, report_cut_texts
 from .progress_bar import Shown
 
-corpora = Deferred("keras_transformer.data.corpora")
 files = Deferred("keras_transformer.files")
-pair_streams = Deferred("keras_transformer.data.pair_streams")
+text_files = Deferred("keras_transformer.data.text_files")
 worker_pool = Deferred("keras_transformer.worker_pool")
 
 BLOCK = 1024  # lines answered together
@@ -58,7 +57,7 @@ def _answer_files(answering, options, max_length, how):
     waiting = [pair for pair in pairs if not pair[1].exists()]
     if there := len(pairs) - len(waiting):
         print(f"{there:,} of {len(pairs):,} files are answered already: left out.", file=sys.stderr)
-    sizes = [corpora.bytes_of_text(source) for source, _ in waiting]
+    sizes = [text_files.bytes_of_text(source) for source, _ in waiting]
     lines, written, whole, unread = 0, 0, 0, []
     cut, unreadable = FirstPlaces(), FirstPlaces()
     try:
@@ -172,7 +171,7 @@ def _loaded(module, options_class, options, imports, folder, sharing):
 
 def _pairs(pattern, output):
     """The input files and where their answers go."""
-    sources = [path for path in pair_streams.files_of(pattern) if path.is_file()]
+    sources = [path for path in text_files.files_of(pattern) if path.is_file()]
     if not sources:
         raise FileNotFoundError(
             "--input must be a file or a quoted pattern of files. "
@@ -225,7 +224,7 @@ def _blocks(pairs):
     for source, _ in pairs:
         first, error = 1, None
         try:
-            with corpora.opened(source) as file:
+            with text_files.opened(source) as file:
                 while lines := list(itertools.islice(file, BLOCK)):
                     if first == 1:
                         lines[0] = lines[0].removeprefix(codecs.BOM_UTF8)

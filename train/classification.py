@@ -239,8 +239,8 @@ class ClassificationExperiment(Experiment):
         return None
 
     def _read_dataset(self, split, names):
-        where = self.config.data_dir or None
-        return kt.data.read_labelled_dataset(self.config.dataset, split, names, where)
+        where = {"split": split, "data_dir": self.config.data_dir or None}
+        return kt.data.LabelledStream(dataset=self.config.dataset, names=names, **where).read()
 
     def example(self):
         texts, labels, names = self.train_text
@@ -256,7 +256,7 @@ class ClassificationExperiment(Experiment):
         names, labels = self.prepared.manifest["names"], self.prepared.array("labels")[0]
         labels = tuple(itertools.compress(names, labels)) if names else (float(labels[0]),)
         first = kt.data.LabelledText([text], [labels], names)
-        return first, held_out and kt.data.read_labelled_tsv(held_out, names)
+        return first, held_out and kt.data.LabelledStream(held_out, names=names).read()
 
     def learn_tokenizer(self):
         config = self.config
@@ -493,11 +493,7 @@ def check_one_label_each(text):
 
 def read_texts(folder, tsv, table, columns, names=None):
     """The `LabelledText` of the one that is given, with the allowed labels."""
-    if folder:
-        return kt.data.read_labelled_folder(folder, names)
-    if tsv:
-        return kt.data.read_labelled_tsv(tsv, names)
-    return kt.data.read_labelled_table(table, *columns, names)
+    return kt.data.LabelledStream(tsv, folder, table, columns, names).read()
 
 
 def _max_length(options):

@@ -14,10 +14,10 @@ Use the trained run (each has its own --help):
 tunes the model of another run, or of a released folder of GPT-2, Llama, Mistral or Qwen.
 """
 
+import itertools
 import json
 import math
 import pathlib
-import re
 from typing import ClassVar, Literal
 
 from .command import Command
@@ -260,7 +260,7 @@ class EvaluateOptions(RunOptions):
 
 
 class LanguageModelExperiment(Experiment):
-    """Learns to continue one long text, bytes; is measured in nats per token."""
+    """Learns to continue a text, a list of documents in bytes; is measured in nats per token."""
 
     config_class = LanguageModelConfig
     pretrained_from = (
@@ -301,10 +301,11 @@ class LanguageModelExperiment(Experiment):
     def read_texts(self):
         config = self.config
         if config.is_dataset():
-            where = config.data_dir or None, separator_of(config)
-            text = kt.data.corpora.read_text_dataset(config.text, "train", *where)
+            where = {"dataset": config.text, "data_dir": config.data_dir or None}
+            documents = kt.data.DocumentStream(**where).read_bytes()
         else:
-            text = read_text(config.text, config.text_column, config)
+            documents = read_documents(config.text, config.text_column)
+        text = b"".join(documents)
         cut = len(text) - int(len(text) * config.hold_out)
         while cut < len(text) and text[cut] & 0xC0 == 0x80:  # inside a character of UTF-8
             cut += 1
@@ -313,30 +314,34 @@ class LanguageModelExperiment(Experiment):
                 "--hold-out must hold out at least one character. "
                 f"Received: --hold-out {config.hold_out} of a text of {len(text)} bytes."
             )
-        return text[:cut], text[cut:] or None
+        starts = itertools.accumulate(map(len, documents), initial=0)
+        pairs = list(zip(documents, starts, strict=False))
+        first = [document[: max(0, cut - start)] for document, start in pairs]
+        held_out = [document[max(0, cut - start) :] for document, start in pairs]
+        return list(filter(None, first)), list(filter(None, held_out)) or None
 
     def read_valid_text(self):
         config = self.config
         if not config.valid_text:
             return None
-        return read_text(config.valid_text, config.text_column, config)
+        return read_documents(config.valid_text, config.text_column)
 
     def example(self):
-        return self.train_text[: 2**12]
+        return [b"".join(self.train_text)[: 2**12]]
 
     def to_json(self, text):
-        return text.decode("latin-1")
+        return [document.decode("latin-1") for document in text]
 
     def from_json(self, content):
-        return content.encode("latin-1")
+        return [document.encode("latin-1") for document in content]
 
     def prepared_texts(self):
         first, held_out = self.prepared_example()
-        return first.encode(), held_out and held_out.read_bytes()
+        return [first.encode()], held_out and read_documents(held_out)
 
     def learn_tokenizer(self):
         """A vocabulary that holds all characters of the text, or all bytes."""
-        config, text = self.config, self.train_text
+        config, text = self.config, b"".join(self.train_text)
         if config.tokens == "bytes":
             return kt.tokenizers.SymbolTokenizer()
         if config.tokens == "pieces":
@@ -351,9 +356,9 @@ class LanguageModelExperiment(Experiment):
 
     def columns(self, tokenizer):
         if self.config.packed:
-            documents = documents_of(self.train_text)
-            kept = [document for document in documents if document.strip()]
-            log_dropped(len(documents) - len(kept), len(documents), "empty documents")
+            kept = [document for document in self.train_text if document.strip()]
+            count = len(self.train_text)
+            log_dropped(count - len(kept), count, "empty documents")
             ids = id_rows.checked_ids(kt.data.tokenize(kept, tokenizer), "text")
             return {"text": ids}, {}, {}
         ids = token_ids(tokenizer, self.train_text)
@@ -378,7 +383,8 @@ class LanguageModelExperiment(Experiment):
             return None
         config = self.config
         if config.packed:
-            return self._packed(document_ids(tokenizer, self.valid_text)).epoch(replicas)
+            ids = kt.data.tokenize(self.valid_text, tokenizer)
+            return self._packed(ids).epoch(replicas)
         # Outside training transformer_xl has no memory, so it reads a longer window.
         length = config.context + memory_length_of(config)
         ids = token_ids(tokenizer, self.valid_text) - self.first_id
@@ -417,7 +423,8 @@ class LanguageModelExperiment(Experiment):
 
     def show_result(self, run):
         generator = kt.serving.Generator.load(run.path)
-        shown = pictures.beginning(generator.tokenizer, self.shown_text, self.config.context)
+        text = b"".join(self.shown_text)
+        shown = pictures.beginning(generator.tokenizer, text, self.config.context)
         pictures.save_pictures(run, generator.attention(shown))
         if self.valid_text:
             print(report(self.config, generator, self.valid_text))
@@ -451,7 +458,7 @@ class LanguageModelExperiment(Experiment):
     @staticmethod
     def evaluate(options):
         config = config_for_evaluation(runs.Run(options.run, LanguageModelConfig).config(), options)
-        text = read_text(options.text, options.text_column, config)
+        text = read_documents(options.text, options.text_column)
         generator = kt.serving.Generator.load(options.run, weights=options.weights)
         print(report(config, generator, text))
 
@@ -480,29 +487,14 @@ def pad_id_of(first_id):
     return -1 if first_id else 0
 
 
-def token_ids(tokenizer, text):
-    return tokenizer.tokenize([text]).flat_values.numpy()
+def token_ids(tokenizer, documents):
+    """The ids of a whole text, given as the documents that it consists of."""
+    return tokenizer.tokenize([b"".join(documents)]).flat_values.numpy()
 
 
-def document_ids(tokenizer, text):
-    return kt.data.tokenize(documents_of(text), tokenizer)
-
-
-def read_text(path, column, config):
-    return kt.data.read_text(path, column, separator_of(config))
-
-
-def separator_of(config):
-    """What joins the texts of a table or a data set: with --packed they are documents."""
-    return b"\n\n" if config.packed else b"\n"
-
-
-def documents_of(text):
-    """The documents of a text, bytes, each with the empty lines after it."""
-    # A line end, then empty lines. The group is atomic, so that "\r\n" does not count as two ends.
-    ends = [match.end() for match in re.finditer(rb"(?:\A|(?>\r\n?|\n))(?>\r\n?|\n)+", text)]
-    cuts = zip([0, *ends], [*ends, len(text)], strict=True)
-    return [text[start:end] for start, end in cuts if start < end]
+def read_documents(path, column="text"):
+    """The documents of a file of text or of a table, bytes."""
+    return kt.data.DocumentStream(path, column).read_bytes()
 
 
 def rows_of_a_replica(batch_size):
@@ -558,7 +550,7 @@ def report(config, generator, text):
     Args:
         config: the config of the run, possibly with another context, stride or memory.
         generator: the `Generator` of the run.
-        text: bytes; all of it except the first token is predicted.
+        text: a list of documents, bytes; all but the first token is predicted.
     """
     model, first_id = generator.model, generators.first_id_of(generator.model, generator.tokenizer)
     ids = token_ids(generator.tokenizer, text) - first_id
@@ -573,7 +565,7 @@ def report(config, generator, text):
         nats, how = total / count, f"segments of {config.context}, memory {memory_length}"
     elif config.packed:
         documents = kt.data.PackedDocuments(
-            document_ids(generator.tokenizer, text),
+            kt.data.tokenize(text, generator.tokenizer),
             config.context,
             max(1, 8192 // config.context),
         )
@@ -590,7 +582,7 @@ def report(config, generator, text):
         nats = model.evaluate(windows, verbose=0)
         how = f"context {config.context}, stride {stride_of(config)}"
     bits = nats * count / math.log(2)
-    characters = len(text.decode(errors="replace"))
+    characters = len(b"".join(text).decode(errors="replace"))
     return (
         f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "
         f"{bits / characters:.4f} bits a character, {bits / len(text):.4f} bits a byte; "

@@ -183,12 +183,12 @@ def _prepare(options):
         columns = options.source_column, options.target_column
         languages = options.source_language, options.target_language
         stream = kt.data.PairStream(
-            options.source or None,
-            options.target or None,
-            options.tsv or None,
-            options.table or None,
+            options.source,
+            options.target,
+            options.tsv,
+            options.table,
             languages if options.dataset else columns,
-            options.dataset or None,
+            options.dataset,
             options.split,
         )
     names = (

@@ -12,6 +12,7 @@ Fine-tune the result; with the same count and seed, the same documents are held 
 
 import functools
 import itertools
+import os
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -95,7 +96,7 @@ class PretrainingExperiment(Experiment):
 
     def read_texts(self):
         config = self.config
-        texts = kt.data.read_documents(config.documents)
+        texts = read_documents(config.documents)
         # From a folder of labels, draws the same as for classification; `unsup` is for training.
         some = len(labelled_text.labelled_files(config.documents)) or len(texts)
         # Random texts come from another document, so one alone is no use in either part.
@@ -121,7 +122,7 @@ class PretrainingExperiment(Experiment):
 
     def prepared_texts(self):
         first, held_out = self.prepared_example()
-        return [first], held_out and kt.data.read_documents(held_out)
+        return [first], held_out and read_documents(held_out)
 
     def learn_tokenizer(self):
         sentences = list(itertools.chain.from_iterable(self.train_documents))
@@ -190,6 +191,19 @@ class PretrainingExperiment(Experiment):
         sizes = config.batch_size, config.max_length, config.seed, config.masking_rate
         settings = *sizes, config.batch_shapes(), plan_folder
         return kt.data.PretrainingBatches(documents, tokenizer, *settings)
+
+
+def read_documents(path):
+    """The files of a folder, or the documents of a file; ValueError if there are fewer than two."""
+    documents = kt.data.DocumentStream(path, kind="pretraining").read()
+    if not os.path.isdir(path):
+        documents = [text for text in documents if text.strip()]
+    if len(documents) < 2:
+        raise ValueError(
+            "Expected at least two documents: a folder of .txt files, or a file with an empty line "
+            f"between them. Received: {path} with {len(documents)}."
+        )
+    return documents
 
 
 main = Command(__doc__, PretrainingExperiment).main

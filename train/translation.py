@@ -341,18 +341,11 @@ class TranslationExperiment(Experiment):
     def _read(self, split, pair, tsv, table):
         """The text of two files, of one, of a table, or else of a split of the data set."""
         config = self.config
-        if any(pair):
-            return kt.data.read_files(*pair)
-        if tsv:
-            return kt.data.read_tsv(tsv)
-        if table:
-            return kt.data.read_table(table, config.source_column, config.target_column)
-        where = {
-            "source": config.source_language or None,
-            "target": config.target_language or None,
-            "data_dir": config.data_dir or None,
-        }
-        return kt.data.corpora.read_dataset(config.dataset, split, **where)
+        dataset = "" if any((*pair, tsv, table)) else config.dataset
+        languages = config.source_language, config.target_language
+        columns = languages if dataset else (config.source_column, config.target_column)
+        where = {"dataset": dataset, "split": split, "data_dir": config.data_dir or None}
+        return kt.data.PairStream(*pair, tsv, table, columns, **where).read()
 
     def prepared_texts(self):
         tokenizer, names = self.prepared.tokenizer(), preparation.HELD_OUT
@@ -360,7 +353,7 @@ class TranslationExperiment(Experiment):
         first = kt.data.ParallelText(*([text.numpy()[0].decode()] for text in pair))
         if names[0] not in self.prepared.manifest["files"]:
             return first, None
-        return first, kt.data.read_files(*map(self.prepared.checked, names))
+        return first, kt.data.PairStream(*map(self.prepared.checked, names)).read()
 
     def learn_tokenizer(self):
         sentences = [*self.train_text.sources, *self.train_text.targets]
@@ -448,9 +441,9 @@ class TranslationExperiment(Experiment):
         check_metric(metric)
         if options.table:
             columns = options.source_column, options.target_column
-            text = kt.data.read_table(options.table, *columns)
+            text = kt.data.PairStream(table=options.table, columns=columns).read()
         else:
-            text = kt.data.read_files(options.source, options.target)
+            text = kt.data.PairStream(options.source, options.target).read()
         translator = _load_translator(options, cache=options.cache)
         translations, is_cut = translations_of(translator, text.sources)
         cut = [f"{line:,}" for line, was_cut in enumerate(is_cut, start=1) if was_cut]

@@ -7,30 +7,20 @@ Batches are made with NumPy. Without TensorFlow, everything that needs no tokeni
 from typing import TYPE_CHECKING
 
 from keras_transformer.data.batch_plans import FewShapes, PackedRows
-from keras_transformer.data.corpora import (
-    ParallelText,
-    read_dataset,
-    read_files,
-    read_text_dataset,
-    read_tsv,
-)
-from keras_transformer.data.documents import read_documents, split_sentences
+from keras_transformer.data.documents import split_sentences
 from keras_transformer.data.labelled_batches import LabelledBatches
-from keras_transformer.data.labelled_text import (
-    LabelledText,
-    hold_out,
-    labelled,
-    read_labelled_dataset,
-    read_labelled_folder,
-    read_labelled_tsv,
-)
+from keras_transformer.data.labelled_text import LabelledText, hold_out, labelled
 from keras_transformer.data.masking import mask_tokens
 from keras_transformer.data.packed_documents import PackedDocuments
-from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.preparation import prepare
 from keras_transformer.data.prepared import Prepared
 from keras_transformer.data.pretraining_batches import PretrainingBatches
-from keras_transformer.data.tables import read_labelled_table, read_table, read_text
+from keras_transformer.data.streams import (
+    DocumentStream,
+    LabelledStream,
+    PairStream,
+    ParallelText,
+)
 from keras_transformer.data.token_batches import TokenBatches
 from keras_transformer.data.token_ids import IdRows, tokenize, tokenize_documents
 from keras_transformer.data.windows import TextSegments, TextWindows, sliding_windows
@@ -59,17 +49,6 @@ __all__ = [
     "mask_tokens",
     "pack_segments",
     "prepare",
-    "read_dataset",
-    "read_documents",
-    "read_files",
-    "read_labelled_dataset",
-    "read_labelled_folder",
-    "read_labelled_table",
-    "read_labelled_tsv",
-    "read_table",
-    "read_text",
-    "read_text_dataset",
-    "read_tsv",
     "sliding_windows",
     "split_sentences",
     "tokenize",

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_transformer.data.corpora import with_line_feeds
 from keras_transformer.data.documents import split_sentences
+from keras_transformer.data.text_files import with_line_feeds
 from keras_transformer.data.token_ids import IdRows, tokenize
 
 # Why a row is left out; the place of a reason is its number in arrays, 0 for a row that is kept.

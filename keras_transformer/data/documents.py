@@ -1,45 +1,61 @@
-"""Reads documents and splits them into sentences."""
+"""Splits text into documents, and documents into sentences."""
 
+import codecs
+import io
+import itertools
+import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from keras_transformer.arguments import read_texts
-from keras_transformer.data.labelled_text import labelled_files, text_of
+from keras_transformer.data.labelled_text import labelled_files
 
 _AT_A_TIME = 1000  # texts
 
 
-def read_documents(path) -> list[str]:
-    """Reads documents: the `.txt` files of a folder and its subfolders, or the parts of a file.
-
-    In a file, `.gz` or not, documents are separated by empty lines; lines end in "\\n", "\\r\\n" or
-    "\\r". Files are read in the order of their names. Of a folder of labels only the
-    `labelled_files` are read, then those in `unsup`, but no other files, such as the URL lists of
-    the Large Movie Review Dataset.
-
-    Raises:
-        OSError: if there is nothing at the path, or a file cannot be read.
-        ValueError: if there are fewer than two documents, or one is not UTF-8.
-    """
-    path = pathlib.Path(path)
-    if path.is_dir():
-        documents = [text_of(file) for file in documents_in(path)]
-    else:
-        documents = [part for part in text_of(path).split("\n\n") if part.strip()]
-    if len(documents) < 2:
-        raise ValueError(
-            "Expected at least two documents: a folder of .txt files, or a file with an empty line "
-            f"between them. Received: {path} with {len(documents)}."
-        )
-    return documents
-
-
 def documents_in(folder):
-    """The files of a folder that `read_documents` reads, in order, a list of paths."""
+    """The `.txt` files of a folder and its subfolders, in the order of their names.
+
+    Of a folder of labels only the `labelled_files`, then those in `unsup`, but no other files,
+    such as the URL lists of the Large Movie Review Dataset.
+    """
     folder = pathlib.Path(folder)
     labelled = labelled_files(folder)
     unlabelled = folder.glob("unsup/*.txt") if labelled else folder.rglob("*.txt")
     return [*labelled, *sorted(unlabelled)]
+
+
+def split_documents(file, is_one=False, longest=math.inf) -> Iterator[tuple[bytes, int]]:
+    """Yields the documents of a binary file, each with the number of its first line.
+
+    Documents are separated by empty lines, which belong to the one before; lines end in "\\n",
+    "\\r\\n" or "\\r". A byte order mark is left out.
+
+    Args:
+        file: the file, opened in binary mode.
+        is_one: whether the whole file is one document.
+        longest: number of bytes after which a document is cut at the end of a line.
+    """
+    lines, size, is_end, number = [], 0, False, 0
+    # Latin-1 has a character for each byte, and `newline=""` keeps the line ends as they are.
+    read = io.TextIOWrapper(file, "latin-1", newline="")
+    try:
+        for line in itertools.chain((line.encode("latin-1") for line in read), [None]):
+            if line is not None and number == 0:
+                line = line.removeprefix(codecs.BOM_UTF8)
+            is_empty = line in (b"\n", b"\r\n", b"\r")
+            is_next = is_end and not is_empty and not is_one
+            if line is None and is_one and number == 0:
+                yield b"", 1
+            if lines and (line is None or is_next or size >= longest):
+                yield b"".join(lines), number - len(lines) + 1
+                lines, size = [], 0
+            is_end, number = is_empty, number + 1
+            if line is not None:
+                lines.append(line)
+                size += len(line)
+    finally:
+        read.detach()  # otherwise it would close the file
 
 
 def split_sentences(texts: Sequence[str]) -> list[list[str]]:

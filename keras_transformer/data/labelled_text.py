@@ -7,14 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_transformer.arguments import read_texts
-from keras_transformer.data.corpora import (
-    builder_of,
-    lines_of,
-    opened,
-    split_lines,
-    text_features,
-    with_line_feeds,
-)
+from keras_transformer.data.text_files import lines_of, split_lines
 
 
 class LabelledText(NamedTuple):
@@ -114,17 +107,21 @@ def number_of(label, place) -> float:
     return number
 
 
-def read_labelled_folder(path, names=None) -> LabelledText:
-    """Reads a folder of folders: each inner one is named by a label and holds files of texts.
+def labelled_files(path) -> list[pathlib.Path]:
+    """The files of a folder of labels, in order; none if there are not two labels."""
+    path = pathlib.Path(path)
+    files = files_of_labels(path) if path.is_dir() else []
+    return files if len({file.parent for file in files}) > 1 else []
 
-    This is the layout of the Large Movie Review Dataset, whose folder of unlabelled texts,
-    `unsup`, is skipped. Files end in `.txt` and are read in the order of their names. If the
-    inner folders hold further folders of such files, as in the folder above that data set's
-    training and test texts, no label is found.
 
-    Raises:
-        OSError: if there is no such folder, or a file cannot be read.
-        ValueError: as `labelled`, and if a file is not UTF-8.
+def files_of_labels(path) -> list[pathlib.Path]:
+    """The files of a folder of folders, each named by the label of its files, in order.
+
+    The layout of the Large Movie Review Dataset, whose folder of unlabelled texts, `unsup`, is
+    skipped. There are none if the inner folders hold further folders of files, as the folder above
+    that data set's training and test texts does.
+
+    Raises OSError if there is no such folder.
     """
     path = pathlib.Path(path)
     if not path.exists():
@@ -133,90 +130,25 @@ def read_labelled_folder(path, names=None) -> LabelledText:
         )
     if not path.is_dir():
         raise NotADirectoryError(f"Expected a folder of labels. Received: {path}, which is a file.")
-    files = files_of_labels(path)
-    return labelled(list(map(text_of, files)), [(file.parent.name,) for file in files], names)
-
-
-def text_of(path) -> str:
-    """The text of a whole file, with line feeds as line endings and without a byte order mark.
-
-    Raises:
-        OSError: if it is a directory or cannot be read.
-        ValueError: if it is not UTF-8.
-    """
-    try:
-        with opened(path) as file:
-            return with_line_feeds(file.read().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"A text must be UTF-8. Received: {path}: {error.reason}.") from None
-
-
-def labelled_files(path) -> list[pathlib.Path]:
-    """The files that `read_labelled_folder` reads, in order; none if there are not two labels."""
-    path = pathlib.Path(path)
-    files = files_of_labels(path) if path.is_dir() else []
-    return files if len({file.parent for file in files}) > 1 else []
-
-
-def files_of_labels(path) -> list[pathlib.Path]:
-    """The files of the folders in a folder, unless there are folders of files in those."""
     path = pathlib.Path(path)
     if next(path.glob("*/*/**/*.txt"), None):
         return []
     return [file for file in sorted(path.glob("*/*.txt")) if file.parent.name != "unsup"]
 
 
-def read_labelled_tsv(path, names=None) -> LabelledText:
-    """Reads a file of two columns, text TAB label, without a header; `.gz` is unpacked.
+def labelled_lines(path, names=None):
+    """Yields the text and the labels of each line, text TAB label, of a file without a header.
 
     Several labels of a text are joined by commas, and spaces around a label do not count; a
     text without one has an empty column. With empty `names`, each label is one number, whose
     decimal sign is a point.
-
-    Raises:
-        OSError: if the file is missing, a directory, or cannot be read.
-        ValueError: as `labelled`, and if a line does not have exactly two columns.
     """
-    rows = list(labelled_lines(path, names))
-    return labelled([text for text, _ in rows], [labels for _, labels in rows], names)
-
-
-def labelled_lines(path, names=None):
-    """Yields the text and the labels of each line, as `read_labelled_tsv` reads them."""
     lines = split_lines(lines_of(path), path, ("text", "label"))
     for number, (text, joined) in enumerate(lines, start=1):
         if are_numbers(names):
             yield text, (number_of(joined, f"line {number} of {path}"),)
         else:
             yield text, tuple(dict.fromkeys(filter(None, map(str.strip, joined.split(",")))))
-
-
-def read_labelled_dataset(name, split: str, names=None, data_dir=None) -> LabelledText:
-    """Reads a data set of TensorFlow Datasets with a text and a class label.
-
-    Raises:
-        ImportError: if TensorFlow Datasets is not installed.
-        ValueError: if the name or split is unknown, the features differ, or a text has no label,
-            as in a test set whose answers are not published.
-    """
-    builder = builder_of(name, split, data_dir)
-    features, texts = builder.info.features, text_features(builder)
-    classes = [key for key, feature in features.items() if hasattr(feature, "int2str")]
-    texts = ["text"] if "text" in texts else texts
-    if len(classes) != 1 or len(texts) != 1:
-        raise ValueError(
-            f"{builder.info.full_name} must have one text and one class label. "
-            f"Received: texts {texts}, labels {classes}."
-        )
-    (text,), (label,) = texts, classes
-    rows = list(builder.as_dataset(split=split).as_numpy_iterator())
-    if without := sum(int(row[label] < 0) for row in rows):
-        raise ValueError(
-            f"The texts of {builder.info.full_name} must have labels. "
-            f"Received: {without} of {len(rows)} of split={split!r} without one."
-        )
-    labels = [(features[label].int2str(int(row[label])),) for row in rows]
-    return labelled([row[text].decode() for row in rows], labels, names)
 
 
 def hold_out(text: LabelledText, count: int, seed: int) -> tuple[LabelledText, LabelledText]:

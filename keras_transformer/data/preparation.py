@@ -24,10 +24,10 @@ from keras_transformer.data.block_work import (
     tokenise_block,
     tokenise_sentences,
 )
-from keras_transformer.data.corpora import lines_of
 from keras_transformer.data.documents import split_sentences
-from keras_transformer.data.pair_streams import DocumentStream, LabelledStream, PairStream
 from keras_transformer.data.prepared import MANIFEST, Prepared, PreparedWriter
+from keras_transformer.data.streams import DocumentStream, LabelledStream, PairStream
+from keras_transformer.data.text_files import lines_of
 from keras_transformer.data.token_ids import tokenizer_checksum
 from keras_transformer.files import NotWritten, atomic_path
 from keras_transformer.tokenizers.sentencepiece_training import learned_model

@@ -1,20 +1,16 @@
 """Reads texts from the columns of tables: Parquet files and Hugging Face's `datasets` folders.
 
-Both need pyarrow, and nothing else: what `save_to_disk` writes are Arrow files.
+A table is a `.parquet` or `.arrow` file; a folder of `.parquet` files; or the folder that
+`save_to_disk` of Hugging Face's `datasets` has written for one split. A field of a column of
+structures is named with a dot, e.g. `translation.en`. Reading needs pyarrow, and nothing else:
+what `save_to_disk` writes are Arrow files.
 """
 
-import glob
 import json
 import pathlib
 import re
 
-from keras_transformer.data.corpora import ParallelText, checked_pairs, checked_text, read_file
-from keras_transformer.data.labelled_text import (
-    LabelledText,
-    are_numbers,
-    labelled,
-    number_of,
-)
+from keras_transformer.data.labelled_text import are_numbers, number_of
 
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # of `save_to_disk`
 _SUFFIXES = (".parquet", ".arrow")
@@ -22,63 +18,32 @@ _SHARD = re.compile(r"(.+)-\d+-of-\d+\.parquet")  # as on the Hugging Face hub
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow file
 
 
-def read_table(path, source_column="source", target_column="target") -> ParallelText:
-    """Reads sentences and their translations from two columns of a table.
-
-    Args:
-        path: a `.parquet` or `.arrow` file; a pattern of such files, e.g. `data/train-*.parquet`;
-            a folder of `.parquet` files; or the folder that `save_to_disk` of Hugging Face's
-            `datasets` has written for one split.
-        source_column: name of the column of sentences to translate; a field of a column of
-            structures is named with a dot, e.g. `translation.en`.
-        target_column: name of the column of their translations.
-
-    Returns:
-        The sentences in the order of the table; files in the order of their names.
+def table_rows(path, *names):
+    """Yields the texts of columns with these names, row by row.
 
     Raises:
         ImportError: if pyarrow is not installed.
         OSError: if there is nothing at the path.
-        ValueError: if a column is missing, holds null or no text, or a file is damaged.
+        ValueError: if a column is missing, holds null or no texts, or a file is damaged.
     """
-    sources, targets = [], []
-    for columns in table_columns(path, source_column, target_column):
-        sources += columns[0]
-        targets += columns[1]
-    return checked_pairs(sources, targets, path)
-
-
-def table_columns(path, *names):
-    """Yields the columns of each file of a table, lists of texts; see `read_table`."""
     for file, columns, _ in _tables_of(path, *names):
-        yield [_texts_of(file, name, column) for name, column in zip(names, columns, strict=True)]
+        texts = [_texts_of(file, *each) for each in zip(names, columns, strict=True)]
+        yield from zip(*texts, strict=True)
 
 
-def read_labelled_table(path, text_column="text", label_column="label", names=None) -> LabelledText:
-    """Reads texts and their labels from two columns of a table.
+def labelled_rows(path, text_column, label_column, names=None):
+    """Yields the text and the labels of each row.
 
     A label is a text, or an integer. Where the table says the names of the integers, as the
     `ClassLabel` of Hugging Face's `datasets` does, these are the labels. A list holds all labels
     of a text. With empty `names`, each label is one number.
 
-    Args:
-        path: as for `read_table`.
-        text_column: name of the column of texts.
-        label_column: name of the column of labels.
-        names: the allowed labels, as for `labelled`.
-
     Raises:
         ImportError: if pyarrow is not installed.
         OSError: if there is nothing at the path.
-        ValueError: as `labelled`, and if a column is missing, holds null or values of another
-            type, an integer has no name, or a file is damaged.
+        ValueError: if a column is missing, holds null or values of another type, an integer has
+            no name, or a file is damaged.
     """
-    rows = list(labelled_rows(path, text_column, label_column, names))
-    return labelled([text for text, _ in rows], [labels for _, labels in rows], names)
-
-
-def labelled_rows(path, text_column, label_column, names=None):
-    """Yields the text and the labels of each row, as `read_labelled_table` reads them."""
     for file, columns, features in _tables_of(path, text_column, label_column):
         texts = _texts_of(file, text_column, columns[0])
         if are_numbers(names):
@@ -86,27 +51,6 @@ def labelled_rows(path, text_column, label_column, names=None):
         else:
             labels = _labels_of(file, label_column, columns[1], features.get(label_column))
         yield from zip(texts, labels, strict=True)
-
-
-def read_text(path, column="text", separator=b"\n") -> bytes:
-    """Reads one long text: a file unchanged, or a column of a table.
-
-    Args:
-        path: a file of text, or a table as for `read_table`.
-        column: name of the column of a table.
-        separator: what joins the texts of a table.
-
-    Raises:
-        ImportError: if it is a table and pyarrow is not installed.
-        OSError: if there is nothing at the path, or the file cannot be read.
-        ValueError: as `read_file`, or as `read_table`.
-    """
-    if not is_table(path):
-        return read_file(path)
-    texts = []
-    for file, columns, _ in _tables_of(path, column):
-        texts += _texts_of(file, column, columns[0])
-    return checked_text(separator.join(text.encode() for text in texts), path)
 
 
 def is_table(path) -> bool:
@@ -151,12 +95,7 @@ def table_files(path):
     """The files of a table, in order."""
     folder = pathlib.Path(path)
     if not folder.is_dir():
-        files = [folder] if folder.exists() else sorted(map(pathlib.Path, glob.glob(str(path))))
-        if not files:
-            raise FileNotFoundError(
-                f"Expected a Parquet or Arrow file. Received: {path}, which does not exist."
-            )
-        return files
+        return [folder]
     if (folder / _SPLITS).exists():
         inside = sorted(each.parent.name for each in folder.glob(f"*/{_STATE}"))
         raise ValueError(
@@ -188,6 +127,8 @@ def _saved_files(folder):
         has_indices = bool(state.get("_indices_data_files"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder / _STATE} is damaged: {error!r}.") from None
+    if missing := [file.name for file in files if not file.exists()]:
+        raise ValueError(f"{folder / _STATE} is damaged: it lists {missing[0]}, which is missing.")
     if has_indices:
         raise ValueError(
             "Expected a data set whose rows are all read, in order. Save it again with a newer "

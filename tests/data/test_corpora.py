@@ -6,18 +6,28 @@ import random
 import pytest
 
 from keras_transformer.data import (
+    DocumentStream,
+    LabelledStream,
     PairStream,
     ParallelText,
-    read_dataset,
-    read_documents,
-    read_files,
-    read_labelled_folder,
-    read_tsv,
 )
 from train.translation import TranslationConfig, TranslationExperiment
 
 SOURCES = ["a cat", "two cats", "", "no\N{LINE SEPARATOR}cut", "\N{CAT FACE}"]
 TARGETS = ["eine Katze", "zwei Katzen", "Öl", "kein Schnitt", "\N{CAT FACE}"]
+
+
+def read_files(sources, targets):
+    return PairStream(sources, targets).read()
+
+
+def read_tsv(path):
+    return PairStream(tsv=path).read()
+
+
+def read_dataset(name, split, source=None, target=None, data_dir=None):
+    where = {"dataset": name, "split": split, "data_dir": data_dir}
+    return PairStream(columns=(source, target), **where).read()
 
 
 def write(path, lines, end="\n"):
@@ -49,8 +59,8 @@ def test_files_are_read_in_the_order_of_their_names(tmp_path, seed):
         write(tmp_path / f"{name}.en", [name])
         write(tmp_path / f"{name}.de", [name])
     expected = [name.removesuffix(".txt") for name in sorted(f"{name}.txt" for name in names)]
-    assert read_documents(tmp_path / "documents") == expected
-    labelled = read_labelled_folder(tmp_path / "labels")
+    assert DocumentStream(tmp_path / "documents").read() == expected
+    labelled = LabelledStream(folder=tmp_path / "labels").read()
     assert labelled.texts == expected * 2
     assert labelled.labels == [("x",)] * len(names) + [("y",)] * len(names)
     files = PairStream(str(tmp_path / "*.en"), str(tmp_path / "*.de")).files
@@ -99,16 +109,18 @@ def test_files_of_unequal_length_are_refused_with_both_lengths(tmp_path):
 def test_file_without_text_is_refused(tmp_path, content):
     full, empty = write(tmp_path / "full", SOURCES[:3]), tmp_path / "empty"
     empty.write_text(content)
-    for read in (lambda: read_files(full, empty), lambda: read_files(empty, full)):
-        with pytest.raises(ValueError, match=r"one sentence a line.*empty, which has no text"):
-            read()
+    with pytest.raises(ValueError, match=r"Received: .*empty, whose sources have no text"):
+        read_files(empty, empty)
+    for files in ((full, empty), (empty, full)):
+        with pytest.raises(ValueError, match=r"empty.* have no text|same number of lines.*empty"):
+            read_files(*files)
 
 
 def test_tsv_without_text_is_refused(tmp_path):
     path = tmp_path / "empty"
     for content in ("", "\t\n\t\n", "a\t\nb\t\n"):
         path.write_text(content)
-        with pytest.raises(ValueError, match=r"a source and a target.*empty, which has no text"):
+        with pytest.raises(ValueError, match=r"their translations.*empty, whose .* no text"):
             read_tsv(path)
 
 

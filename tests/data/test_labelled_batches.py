@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.data import IdRows, segments, tokenize
+from keras_transformer.data import IdRows, LabelledStream, segments, tokenize
 from keras_transformer.data.labelled_batches import LabelledBatches, cut_middle
-from keras_transformer.data.labelled_text import (
-    hold_out,
-    labelled,
-    read_labelled_dataset,
-    read_labelled_folder,
-    read_labelled_tsv,
-    text_of,
-)
+from keras_transformer.data.labelled_text import hold_out, labelled
+from keras_transformer.data.text_files import text_of
 from keras_transformer.tokenizers import train_sentencepiece
 
 TEXTS = [" ".join("ab"[int(bit)] for bit in f"{number:b}") for number in range(37)]
@@ -94,7 +88,7 @@ def test_the_checksum_sees_other_texts_labels_and_names(text, tokenizer):
 def test_texts_may_have_several_labels_or_none(tokenizer, tmp_path):
     file = tmp_path / "texts.tsv.gz"
     file.write_bytes(gzip.compress(b"a b\tx,z\nb\t\na\ty\n"))
-    text = read_labelled_tsv(file)
+    text = LabelledStream(file).read()
     assert text.names == ["x", "y", "z"]
     batches = labelled_batches(text, tokenizer)
     [(_, labels)] = batches.epoch()
@@ -116,7 +110,7 @@ def test_texts_without_tokens_take_room_in_a_batch(tokenizer):
 
 def test_labels_of_a_file_are_names_without_spaces_each_once(tmp_path):
     (tmp_path / "a.tsv").write_text("yes\tgood , loud,good\nno\t bad\n?\t , \n")
-    labels = read_labelled_tsv(tmp_path / "a.tsv").labels
+    labels = LabelledStream(tmp_path / "a.tsv").read().labels
     assert labels == [("good", "loud"), ("bad",), ()]
 
 
@@ -128,14 +122,14 @@ def test_folders_are_labels(tmp_path):
     ):
         (tmp_path / label).mkdir(exist_ok=True)
         (tmp_path / label / f"{name}.txt").write_text(text, "utf-8")
-    assert read_labelled_folder(tmp_path) == (
+    assert LabelledStream(folder=tmp_path).read() == (
         ["Schlecht.", "Gut.\n"],
         [("neg",), ("pos",)],
         ["neg", "pos"],
     )
     (tmp_path / "pos" / "4.txt").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"must be UTF-8. Received: .*4.txt"):
-        read_labelled_folder(tmp_path)
+        LabelledStream(folder=tmp_path).read()
 
 
 def test_a_folder_of_folders_of_labels_has_no_labels(tmp_path):
@@ -143,7 +137,7 @@ def test_a_folder_of_folders_of_labels_has_no_labels(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / f"{name}.txt").write_text("Gut.")
     with pytest.raises(ValueError, match=r"at least two different labels. Received: 0 texts"):
-        read_labelled_folder(tmp_path)
+        LabelledStream(folder=tmp_path).read()
 
 
 def test_a_data_set_of_tfds_is_read(tmp_path):
@@ -169,15 +163,15 @@ def test_a_data_set_of_tfds_is_read(tmp_path):
 
     moods = Moods(data_dir=tmp_path)
     moods.download_and_prepare()
-    text = read_labelled_dataset(moods, "train")
+    text = LabelledStream(dataset=moods).read()
     assert sorted(zip(text.texts, text.labels, strict=True)) == [
         ("schön", ("good",)),
         ("öde", ("bad",)),
     ]
     with pytest.raises(ValueError, match="Received: split='test'"):
-        read_labelled_dataset(moods, "test")
-    with pytest.raises(ValueError, match="Received: 1 of 1 of split='hidden' without one"):
-        read_labelled_dataset(moods, "hidden", text.names)
+        LabelledStream(dataset=moods, split="test")
+    with pytest.raises(ValueError, match="Received: split='hidden', whose text 1 has none"):
+        LabelledStream(dataset=moods, split="hidden", names=text.names).read()
 
 
 def test_a_data_set_of_pairs_of_texts_is_refused(tmp_path):
@@ -200,7 +194,7 @@ def test_a_data_set_of_pairs_of_texts_is_refused(tmp_path):
     pairs = Pairs(data_dir=tmp_path)
     pairs.download_and_prepare()
     with pytest.raises(ValueError, match=r"one text and .* Received: texts \['first', 'second'\]"):
-        read_labelled_dataset(pairs, "train")
+        LabelledStream(dataset=pairs).read()
 
 
 def test_a_held_out_part_is_drawn_with_the_seed(text):
@@ -240,7 +234,7 @@ def test_words_are_lower_case_without_punctuation():
 
 def test_labels_without_names_are_numbers(tokenizer, tmp_path):
     (tmp_path / "ratings.tsv").write_text("a b\t 2.5\nb\t-1e3\na a\t0.1\nb b\t7\n")
-    text = read_labelled_tsv(tmp_path / "ratings.tsv", names=[])
+    text = LabelledStream(tmp_path / "ratings.tsv", names=[]).read()
     assert text == (["a b", "b", "a a", "b b"], [(2.5,), (-1000.0,), (0.1,), (7.0,)], [])
     rest, held = hold_out(text, 1, seed=3)
     assert (
@@ -260,7 +254,7 @@ def test_a_label_that_is_no_finite_number_is_named_with_its_line(label, tmp_path
     (tmp_path / "ratings.tsv").write_text(f"a\t1\nb\t{label}\n")
     expected = rf"one finite number, e.g. 2\.5\. Received: '{label}', line 2 of .*ratings\.tsv\."
     with pytest.raises(ValueError, match=expected):
-        read_labelled_tsv(tmp_path / "ratings.tsv", names=[])
+        LabelledStream(tmp_path / "ratings.tsv", names=[]).read()
     with pytest.raises(ValueError, match=rf"Received: '{label}', text 2\."):
         labelled(["a", "b"], [(1,), (label,)], names=[])
 

@@ -16,19 +16,16 @@ from keras_transformer.data import (
     DocumentStream,
     LabelledStream,
     PairStream,
-    pair_streams,
     preparation,
     prepare,
     prepared,
-    read_documents,
-    read_files,
-    read_labelled_folder,
-    read_labelled_tsv,
     split_sentences,
+    streams,
     tokenize,
 )
-from keras_transformer.data.corpora import with_line_feeds
+from keras_transformer.data.documents import split_documents
 from keras_transformer.data.preparation import HELD_OUT
+from keras_transformer.data.text_files import with_line_feeds
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
     SymbolTokenizer,
@@ -36,8 +33,8 @@ from keras_transformer.tokenizers import (
     train_byte_pairs,
     train_sentencepiece,
 )
-from train.language_model import documents_of
 from train.lines import arriving_lines
+from train.pretraining import read_documents
 
 from . import dying_work
 
@@ -79,8 +76,8 @@ def written(folder, pairs, suffix=""):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # no processes but where a test says so
-    monkeypatch.setattr(pair_streams, "ROWS", 7)
-    monkeypatch.setattr(pair_streams, "_LINES_AT_A_TIME", 1)
+    monkeypatch.setattr(streams, "ROWS", 7)
+    monkeypatch.setattr(streams, "_LINES_AT_A_TIME", 1)
     monkeypatch.setattr(prepared, "ROWS_PER_SHARD", 40)
     monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", 0.0)
 
@@ -320,7 +317,7 @@ def test_an_interruption_at_the_very_end_loses_nothing(pairs, tmp_path, monkeypa
 
 
 def test_blocks_end_before_long_lines_fill_the_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(pair_streams, "BYTES", 100)
+    monkeypatch.setattr(streams, "BYTES", 100)
     stream = written(tmp_path / "in", [("a" * 30, "b" * 30)] * 5)
     assert [block.num_rows for block in stream.blocks()] == [2, 2, 1]
 
@@ -361,11 +358,11 @@ def test_a_text_that_changes_meanwhile_is_refused(pairs, tmp_path, during):
     assert not (tmp_path / "out").exists()
 
 
-def test_sides_of_different_lengths_are_named_with_the_line(pairs, tmp_path):
+def test_sides_of_different_lengths_are_named_with_both(pairs, tmp_path):
     stream = written(tmp_path / "in", pairs)
     target = tmp_path / "in" / "text.de"
     target.write_text("".join(target.read_text("utf-8").splitlines(True)[:250]), "utf-8")
-    with pytest.raises(ValueError, match=r"text\.de, which ends before line 251, .*text\.en goes"):
+    with pytest.raises(ValueError, match=rf"en with {len(pairs)} lines, .*de with 250\."):
         prepare(tmp_path / "out", stream, vocabulary_size=300)
 
 
@@ -415,7 +412,7 @@ def test_what_is_written_needs_no_room_again(pairs, tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ({}, "Give one kind of text"),
-        ({"sources": "a"}, "Give one kind of text"),
+        ({"sources": "a"}, "Give files of sources and of targets"),
         ({"sources": "a", "targets": "b", "tsv": "c"}, "Give one kind of text"),
         ({"sources": "*.none", "targets": "b"}, r"Received: \*\.none, which does not exist"),
         ({"sources": [__file__], "targets": [__file__] * 2}, "Received: 1 and 2 files"),
@@ -460,7 +457,7 @@ def test_documents_one_after_another_are_the_text(tmp_path, kind):
 def test_documents_are_held_out_with_empty_lines_between_them(tmp_path):
     settings = {"vocabulary_size": 280, "distinct": True, "held_out": 2, "seed": 1}
     folder = prepared_documents(tmp_path, "documents", **settings)
-    held_out = read_documents(folder.path / "held_out.txt")
+    held_out = DocumentStream(folder.path / "held_out.txt").read()
     different = [text.strip().replace("\r", "") for text in (*DOCUMENTS[:2], DOCUMENTS[3])]
     assert len(held_out) == 2 and {text.strip() for text in held_out} < set(different)
     counts = folder.manifest["counts"]
@@ -481,12 +478,12 @@ def test_documents_with_empty_lines_are_held_out_whole(kind, tmp_path):
         written = (folder.path / "held_out.txt").read_bytes().decode()
         assert sum(text.rstrip() in written for text in texts) == 2, "unchanged"
     else:
-        [first, second] = read_documents(folder.path / "held_out.txt")
+        [first, second] = DocumentStream(folder.path / "held_out.txt").read()
         assert first[1:].strip() == second[1:].strip() == "is. It\nof\ntwo\n \nlines"
 
 
 def test_sentences_of_documents_are_numbered_for_pretraining(tmp_path, monkeypatch):
-    monkeypatch.setattr(pair_streams, "ROWS", 2)
+    monkeypatch.setattr(streams, "ROWS", 2)
     settings = {"vocabulary_size": 40, "processes": 1}
     folder = prepared_documents(tmp_path, "pretraining", **settings)
     sentences = split_sentences(DOCUMENTS)
@@ -511,7 +508,7 @@ def test_files_of_a_folder_are_whole_documents_and_long_ones_are_cut(tmp_path, m
         assert stream.format == ["text", str(tmp_path / "in")]
     for alone in ("in", "more.txt"):
         assert DocumentStream(tmp_path / alone).format == ["text"]
-    monkeypatch.setattr(pair_streams, "_BYTES_OF_DOCUMENT", 7)
+    monkeypatch.setattr(streams, "_BYTES_OF_DOCUMENT", 7)
     (tmp_path / "long.txt").write_text("12345\n12345\n12\n\n1\n")
     [block] = DocumentStream(tmp_path / "long.txt").blocks()
     assert block.columns() == [["12345\n12345\n", "12\n\n", "1\n"]]
@@ -537,7 +534,9 @@ def check_documents(draw, folder):
     text = drawn_file(draw, path)
     streamed = [each for block in DocumentStream(path).blocks() for each in block.columns()[0]]
     assert "".join(streamed) == text
-    assert documents_of(text.encode()) == [each.encode() for each in streamed]
+    assert DocumentStream(path).read() == streamed or not text
+    split = [each.decode() for each, _ in split_documents(io.BytesIO(text.encode()))]
+    assert split == streamed
     expected, is_end = [""], False
     for line in io.StringIO(text, newline=None):
         expected += [""] * (is_end and line != "\n")
@@ -546,7 +545,8 @@ def check_documents(draw, folder):
     assert [with_line_feeds(each) for each in streamed] == expected
     expected = [each.strip("\n") for each in expected if each.strip()]
     if len(expected) > 1:
-        assert [each.strip("\n") for each in read_documents(path)] == expected
+        read = read_documents(path)
+        assert [with_line_feeds(each).strip("\n") for each in read] == expected
     else:
         with pytest.raises(ValueError, match="at least two documents"):
             read_documents(path)
@@ -562,15 +562,15 @@ def check_lines(draw, folder):
     arrived = itertools.chain.from_iterable(arriving_lines(io.BytesIO(text.encode())))
     assert [line.decode() for line in arrived] == lines
     if any(map(str.strip, lines)):
-        assert read_files(path, path) == (lines, lines)
+        assert PairStream(path, path).read() == (lines, lines)
     tsv = folder / "lines.tsv"
     rows = [(line.replace("\t", ""), "ab"[i % 2]) for i, line in enumerate(["x", *lines, "y"])]
     tsv.write_bytes("".join(f"{line}\t{label}\n" for line, label in rows).encode())
     streamed = [each for block in LabelledStream(tsv).blocks() for each in block.columns()[0]]
-    assert read_labelled_tsv(tsv).texts == streamed == [line for line, _ in rows]
+    assert LabelledStream(tsv).read().texts == streamed == [line for line, _ in rows]
     [(_, held_out)] = LabelledStream(tsv).held_out_lines(rows)
     (folder / "again.tsv").write_bytes("".join(held_out).encode())
-    again = read_labelled_tsv(folder / "again.tsv").texts
+    again = LabelledStream(folder / "again.tsv").read().texts
     assert again == [re.sub(r"\r$", "", line).replace("\r", " ") for line, _ in rows]
 
 
@@ -610,8 +610,9 @@ def test_sentences_of_drawn_files_are_the_same_in_memory_and_in_streams(tmp_path
         for block in DocumentStream(tmp_path / "text.txt").blocks():
             texts += filter(str.strip, block.columns()[0])
     assert len(texts) == len(in_memory) > 600
+    assert split_sentences(texts) == split_sentences(in_memory)
     sentences = [[*map(with_line_feeds, each)] for each in split_sentences(texts)]
-    assert sentences == split_sentences(in_memory)
+    assert sentences == split_sentences(map(with_line_feeds, texts))
 
 
 def test_a_data_set_of_tensorflow_datasets_is_read_in_blocks(tmp_path):
@@ -630,12 +631,12 @@ LABELLED = [("a dog", "good"), ("ein Hund, gut", "good, old"), (" ", "bad"), ("a
 
 
 def test_labelled_texts_have_a_matrix_of_labels(tmp_path, monkeypatch):
-    monkeypatch.setattr(pair_streams, "ROWS", 2)
+    monkeypatch.setattr(streams, "ROWS", 2)
     lines = [f"{text}\t{labels}\n" for text, labels in LABELLED]
     (tmp_path / "text.tsv").write_text("".join(lines), "utf-8")
     stream = LabelledStream(tmp_path / "text.tsv")
     folder = prepare(tmp_path / "out", stream, SymbolTokenizer(), held_out=1, seed=2)
-    expected = read_labelled_tsv(tmp_path / "text.tsv")
+    expected = LabelledStream(tmp_path / "text.tsv").read()
     assert folder.kind == "classification"
     assert folder.manifest["names"] == expected.names == ["bad", "good", "old"]
     [held_out] = (folder.path / "held_out.tsv").read_text("utf-8").splitlines(True)
@@ -665,7 +666,7 @@ def test_labels_come_from_folders_and_tables_and_may_be_numbers(tmp_path):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_text(text)
     [block] = LabelledStream(folder=tmp_path / "in").blocks()
-    assert block.labels == read_labelled_folder(tmp_path / "in")
+    assert block.labels == LabelledStream(folder=tmp_path / "in").read()
     (tmp_path / "numbers.tsv").write_text("a dog\t2.5\na cat\t-1\n")
     [block] = LabelledStream(tmp_path / "numbers.tsv", names=[]).blocks()
     assert block.labels.matrix().tolist() == [[2.5], [-1.0]]
@@ -710,7 +711,7 @@ def test_texts_that_are_their_own_labels_are_not_duplicates(tmp_path):
 def test_texts_of_one_label_are_counted_and_their_file_is_named(tmp_path):
     (tmp_path / "one.tsv").write_text("good\tpos\n" * 7)
     with pytest.raises(ValueError, match=r"one\.tsv with 7 texts, labels \['pos'\]"):
-        LabelledStream(tmp_path / "one.tsv")
+        list(LabelledStream(tmp_path / "one.tsv").blocks())
 
 
 def test_lists_beside_labelled_folders_are_no_documents(tmp_path):
@@ -718,7 +719,7 @@ def test_lists_beside_labelled_folders_are_no_documents(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(name)
     [block] = DocumentStream(tmp_path).blocks()
-    assert block.columns() == [read_documents(tmp_path)]
+    assert block.columns() == [DocumentStream(tmp_path).read()]
     assert sorted(block.columns()[0]) == ["neg/1.txt", "pos/1.txt", "unsup/1.txt"]
 
 

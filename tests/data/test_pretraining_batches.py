@@ -8,12 +8,12 @@ import pytest
 from keras_transformer.data import (
     FewShapes,
     PretrainingBatches,
-    read_documents,
     split_sentences,
     tokenize_documents,
 )
 from keras_transformer.tokenizers.word_pieces import WordPieceTokenizer
 from tests.data.test_masking import assert_binomial
+from train.pretraining import read_documents
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 CLASS, SEPARATOR, MASK = 2, 3, 4
@@ -95,7 +95,7 @@ def test_documents_are_the_files_of_a_folder_or_the_parts_of_a_file(tmp_path):
     (tmp_path / "texts" / "a.csv").write_text("none")
     assert read_documents(tmp_path / "texts") == ["One. And?", "Two."]
     (tmp_path / "text.txt").write_bytes(b"One.\r\nAnd?\r\n\r\nTwo.\r\n")
-    assert read_documents(tmp_path / "text.txt") == ["One.\nAnd?", "Two.\n"]
+    assert read_documents(tmp_path / "text.txt") == ["One.\r\nAnd?\r\n\r\n", "Two.\r\n"]
     (tmp_path / "text.txt").write_bytes(b"One.")
     with pytest.raises(ValueError, match=r"an empty line between them. Received: .* with 1\."):
         read_documents(tmp_path / "text.txt")

@@ -4,13 +4,21 @@ import json
 
 import pytest
 
-from keras_transformer.data import ParallelText, read_labelled_table, read_table, read_text
+from keras_transformer.data import DocumentStream, LabelledStream, PairStream, ParallelText
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 
 PAIRS = {"en": ["a dog", "two\ncats", "ü"], "de": ["ein Hund", "zwei Katzen", "日本"]}
 EXPECTED = ParallelText(PAIRS["en"], PAIRS["de"])
+
+
+def read_table(path, *columns):
+    return PairStream(table=path, columns=columns).read()
+
+
+def read_labelled_table(path, names=None):
+    return LabelledStream(table=path, names=names).read()
 
 
 def with_features(table, features):
@@ -129,12 +137,11 @@ def test_a_class_without_a_name_is_refused(tmp_path):
         read_labelled_table(tmp_path / "a.parquet")
 
 
-def test_a_long_text_is_a_file_or_the_joined_rows_of_a_table(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"a\r\nb")
-    assert read_text(tmp_path / "a.txt") == b"a\r\nb"
+def test_documents_are_the_rows_of_a_table(tmp_path):
     saved = save_to_disk(tmp_path / "saved", nested())
-    assert read_text(saved, "translation.en") == "a dog\ntwo\ncats\nü".encode()
-    assert read_text(saved, "translation.de", b"\n\n") == "\n\n".join(PAIRS["de"]).encode()
+    stream = DocumentStream(saved, "translation.en")
+    assert stream.read() == ["a dog\n", "two\ncats\n", "ü\n"]
+    assert stream.read_bytes() == [text.encode() for text in stream.read()]
 
 
 WRONG = [
@@ -166,11 +173,11 @@ def test_a_wrong_column_is_told_in_one_line(columns, message, tmp_path):
 
 def test_texts_that_are_empty_and_paths_of_nothing_are_refused(tmp_path):
     parquet.write_table(pyarrow.table({"source": [" "], "target": ["a"]}), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a source and a target.* which has no text"):
+    with pytest.raises(ValueError, match=r"their translations.*, whose sources have no"):
         read_table(tmp_path / "a.parquet")
     nothing = save_to_disk(tmp_path / "saved", pyarrow.table({"text": pyarrow.array([], "string")}))
     with pytest.raises(ValueError, match=r"a text\. .* which is empty"):
-        read_text(nothing)
+        DocumentStream(nothing).read()
     for name in ("b.parquet", "b-*.parquet", "b"):
         with pytest.raises(FileNotFoundError, match=r"b.*, which does not exist"):
             read_table(tmp_path / name)
@@ -210,7 +217,7 @@ def test_a_text_that_is_not_utf_8_is_refused(tmp_path):
     broken = pyarrow.array([b"a", b"\xff"]).view(pyarrow.string())
     saved = save_to_disk(tmp_path / "saved", pyarrow.table({"text": broken}))
     with pytest.raises(ValueError, match=r"complete Parquet or Arrow file.*UTF"):
-        read_text(saved)
+        DocumentStream(saved).read()
 
 
 @pytest.mark.parametrize(
@@ -232,6 +239,7 @@ def test_a_damaged_state_is_refused(state, message, tmp_path):
 
 def test_a_missing_pyarrow_is_told_with_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "a.parquet").touch()
     with pytest.raises(ImportError, match=r"needs pyarrow: pip install pyarrow\.$"):
         read_table(tmp_path / "a.parquet")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_transformer.data import TokenBatches, read_files, tokenize
+from keras_transformer.data import PairStream, TokenBatches, tokenize
 from keras_transformer.data.pipelines import as_dataset, mapped
 from keras_transformer.tokenizers import END_ID, START_ID, train_sentencepiece
 
@@ -196,7 +196,7 @@ def test_every_sentence_reaches_one_of_two_replicas(text, tokenizer):
 
 def test_little_of_a_corpus_is_padding(data):
     folder = data / "multi30k"
-    sentences = read_files(folder / "train.en.gz", folder / "train.de.gz")
+    sentences = PairStream(folder / "train.en.gz", folder / "train.de.gz").read()
     tokenizer = train_sentencepiece(sentences.sources + sentences.targets, 2003)
     batches = token_batches(*sentences, tokenizer, tokenizer, 1024, 101)
     elements = as_numpy(batches.dataset(), batches.steps_per_epoch)

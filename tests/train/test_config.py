@@ -231,7 +231,7 @@ def test_sizes_are_those_of_the_models():
         assert allowed(config_class.model_fields["size"]) == f"one of {', '.join(table)}"
     for model, sizes in SIZES.items():
         experiment = language_model.LanguageModelExperiment(
-            language_model.LanguageModelConfig(model=model, size=sizes[0]), texts=(b"", b"")
+            language_model.LanguageModelConfig(model=model, size=sizes[0]), texts=([], [])
         )
         assert tuple(experiment.sizes()) == sizes
     assert allowed(TrainOptions.model_fields["strategy"]) == f"one of {', '.join(STRATEGIES)}"

@@ -4,12 +4,13 @@ import itertools
 import logging
 import random
 import re
+from unittest import mock
 
 import pyarrow
 import pytest
 from pyarrow import parquet
 
-from keras_transformer.data import ParallelText, corpora, tables
+from keras_transformer.data import ParallelText, streams, tables, text_files
 from train import convert, loop, translation
 from train.classification import ClassificationConfig, ClassificationExperiment
 from train.language_model import LanguageModelConfig, LanguageModelExperiment
@@ -48,9 +49,9 @@ def files(tmp_path, monkeypatch):
 
         return note
 
-    for module in ("corpora", "labelled_text"):
-        monkeypatch.setattr(f"keras_transformer.data.{module}.opened", noted(corpora.opened))
-    monkeypatch.setattr(tables, "table_files", noted(tables.table_files))
+    for module in (text_files, streams):
+        monkeypatch.setattr(module, "opened", noted(text_files.opened))
+    monkeypatch.setattr(streams, "table_files", noted(tables.table_files))
     return tmp_path, read
 
 
@@ -147,7 +148,7 @@ def test_a_language_model_reads_a_column_of_a_table(packed, tmp_path):
     parquet.write_table(pyarrow.table({"t": ["a b", "c"]}), tmp_path / "a.parquet")
     table = str(tmp_path / "a.parquet")
     config = LanguageModelConfig(text=table, valid_text=table, text_column="t", packed=packed)
-    text = b"a b\n\nc" if packed else b"a b\nc"
+    text = [b"a b\n", b"c\n"]
     ready = LanguageModelExperiment(config)
     assert (ready.train_text, ready.valid_text) == (text, text)
 
@@ -156,11 +157,14 @@ def test_a_data_set_may_have_a_validation_text_of_its_own(files, monkeypatch):
     folder, _ = files
     splits = []
 
-    def read_dataset(name, split, **_):
+    def builder_of(name, split, data_dir):
         splits.append(split)
-        return ParallelText(["a"], ["b"])
+        info = mock.Mock(full_name=name, splits={split: mock.Mock(num_bytes=1)})
+        return mock.Mock(info=info)
 
-    monkeypatch.setattr(corpora, "read_dataset", read_dataset)
+    monkeypatch.setattr(streams, "builder_of", builder_of)
+    monkeypatch.setattr(streams, "languages_of", lambda *_: ("en", "de"))
+    monkeypatch.setattr(streams, "pairs_of_dataset", lambda *_: iter([("a", "b")]))
     ready = TranslationExperiment(
         TranslationConfig(dataset="some", valid_tsv=str(folder / "valid_tsv"))
     )
@@ -296,7 +300,7 @@ def test_empty_texts_are_dropped_but_evaluated(tmp_path, caplog):
 
 def test_empty_documents_are_dropped_and_counted(tmp_path, caplog):
     settings = LanguageModelConfig(packed=True, context=8, batch_size=2)
-    text = b"\n\n  \n\nab a\n\nb a b\n"
+    text = [b"\n\n", b"  \n\n", b"ab a\n\n", b"b a b\n"]
     ready = LanguageModelExperiment(settings, (text, text))
     batches = batches_of(ready, tmp_path / "data", ready.make_tokenizer())
     assert batches.num_documents == 2

@@ -129,7 +129,7 @@ def test_a_trained_run_is_served(trained, dtype, tmp_path, capsys):
 
 def test_validation_of_a_memory_reads_as_far_back_as_training_does():
     config = LanguageModelConfig(model="transformer_xl", context=16, tokens="characters")
-    text = TEXT.encode()
+    text = [TEXT.encode()]
     for memory_length, longest in ((None, 16 + 64), (0, 16), (20, 36)):  # 64: the row of the size
         given = config.replace(memory_length=memory_length)
         experiment = LanguageModelExperiment(given, (text, text))
@@ -141,7 +141,8 @@ def test_validation_of_a_memory_reads_as_far_back_as_training_does():
 def test_no_character_is_cut(hold_out, tmp_path):
     (tmp_path / "text.txt").write_text("дом€😀" * 9, "utf-8")
     config = LanguageModelConfig(text=str(tmp_path / "text.txt"), hold_out=hold_out)
-    rest, held_out = (part.decode() for part in LanguageModelExperiment(config).read_texts())
+    texts = LanguageModelExperiment(config).read_texts()
+    rest, held_out = (b"".join(part).decode() for part in texts)
     assert rest + held_out == "дом€😀" * 9
     assert len(held_out.encode()) == pytest.approx(117 * hold_out, abs=4)
 

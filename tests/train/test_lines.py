@@ -120,7 +120,7 @@ def test_ctrl_c_in_an_evaluation_says_that_nothing_was_measured(run, monkeypatch
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("keras_transformer.data.read_files", interrupt)
+    monkeypatch.setattr("keras_transformer.data.PairStream", interrupt)
     with pytest.raises(SystemExit) as stopped:
         translation.main(["evaluate", f"--run={run}", "--source=a", "--target=b"])
     assert stopped.value.code == 130

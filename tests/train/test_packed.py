@@ -8,9 +8,8 @@ import tensorflow as tf
 
 from keras_transformer.data import PackedRows
 from keras_transformer.serving import Generator, RunFolder, Translator
-from keras_transformer.tokenizers import SymbolTokenizer
 from train import language_model, loop, translation
-from train.language_model import LanguageModelConfig, document_ids
+from train.language_model import LanguageModelConfig, read_documents
 from train.loop import with_plan
 from train.run import Run
 from train.translation import TranslationConfig
@@ -67,10 +66,9 @@ def test_packed_documents_resume_exactly_and_are_continued(tmp_path, capsys, mon
     assert len(Generator.load(runs[0])(["it "], max_tokens=5)) == 1
 
 
-def test_documents_end_after_empty_lines_and_lose_nothing():
-    text = "\n\na b\nc\n\n\nb\r\n\r\nc"
-    tokenizer = SymbolTokenizer("abc \n\r")
-    documents = tokenizer.detokenize(document_ids(tokenizer, text.encode())).numpy().tolist()
+def test_documents_end_after_empty_lines_and_lose_nothing(tmp_path):
+    (tmp_path / "text.txt").write_bytes(b"\n\na b\nc\n\n\nb\r\n\r\nc")
+    documents = read_documents(tmp_path / "text.txt")
     assert documents == [b"\n\n", b"a b\nc\n\n\n", b"b\r\n\r\n", b"c"]
 
 

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from keras_transformer.data import pack_segments, read_labelled_folder
+from keras_transformer.data import LabelledStream, pack_segments
 from keras_transformer.data.labelled_text import LabelledText
 from keras_transformer.models.bert_models import bert_backbone
 from keras_transformer.serving.publishing.c_api import ask
@@ -155,7 +155,7 @@ def test_tuning_starts_with_the_pretrained_vectors_and_its_own_dropout(pretraine
     inputs = pack_segments(run.tokenizer(), ids, max_length=24)
     expected = bert_backbone(run.model())(inputs)["vectors"].numpy()
     trained = run.model().get_layer("encoder").get_weights()
-    text = read_labelled_folder(folder / "reviews")
+    text = LabelledStream(folder=folder / "reviews").read()
     for from_scratch in (False, True):
         config = ClassificationConfig(
             pretrained=str(run.path), from_scratch=from_scratch, pooling="first",

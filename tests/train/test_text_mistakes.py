@@ -35,7 +35,7 @@ def write_texts(folder):
 
 MISTAKES = {
     "nowhere.txt": "nowhere.txt, which does not exist",
-    "directory": "directory, which is a directory",
+    "directory": "directory, which (is a directory|has no .txt files)",
     "latin": "latin, line 2",
     "truncated.gz": "must be a complete gzip file. Received: .*truncated.gz",
     "damaged.gz": "must be a complete gzip file. Received: .*damaged.gz",
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_is_named(flag, name, tmp_path, capsys):
         (pretraining, "--documents", "no", "no, which does not exist"),
         (pretraining, "--documents", "latin", "must be UTF-8. Received: .*latin"),
         (pretraining, "--documents", "plain.gz", "must be a complete gzip file"),
-        (pretraining, "--documents", "directory", "with 0."),
+        (pretraining, "--documents", "directory", "which has no .txt files."),
     ],
 )
 def test_a_folder_that_is_none_is_named(module, flag, name, expected, tmp_path, capsys):

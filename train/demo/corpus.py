@@ -12,7 +12,7 @@ import random
 import re
 import string
 
-from keras_transformer.data.corpora import ParallelText
+from keras_transformer.data.streams import ParallelText
 
 from . import words
 from .words import NOTHING, Text, Verb
