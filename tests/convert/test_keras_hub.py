@@ -222,6 +222,8 @@ def test_what_keras_hub_lacks_is_refused_and_nothing_is_left(tmp_path, monkeypat
         (generator(norm_epsilon=1e-6), "GPT-2 has norm_epsilon: 1e-05"),
         (generator(use_bias=False), r"KerasHub needs dense attention with biases.*use_bias=False"),
         (generator(key_dim=3), "as wide as the model.*key_dim=3"),
+        (generator(tie_output=False), "GPT-2 has tie_output: True. Received: False"),
+        (generator(logit_soft_cap=3.0), "GPT-2 has logit_soft_cap: None. Received: 3.0"),
         (of_letters, "tokenizer: BytePairTokenizer. Received: SymbolTokenizer"),
     ):
         with pytest.raises(convert.ConversionError, match=message) as error:
