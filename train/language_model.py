@@ -582,10 +582,11 @@ def report(config, generator, text):
         nats = model.evaluate(windows, verbose=0)
         how = f"context {config.context}, stride {stride_of(config)}"
     bits = nats * count / math.log(2)
-    characters = len(b"".join(text).decode(errors="replace"))
+    whole = b"".join(text)
+    characters = len(whole.decode(errors="replace"))
     return (
         f"{nats:.4f} nats a token, perplexity {math.exp(nats):.3f}; "
-        f"{bits / characters:.4f} bits a character, {bits / len(text):.4f} bits a byte; "
+        f"{bits / characters:.4f} bits a character, {bits / len(whole):.4f} bits a byte; "
         f"{len(ids):,} tokens, {how}."
     )
 

@@ -9,7 +9,13 @@ import logging
 
 from keras_transformer.convert.folder import Settings
 from keras_transformer.convert.tables import ConversionError
-from keras_transformer.decoding import BeamSearch, HuggingFaceScoring, Sampling, TokenRules
+from keras_transformer.decoding import (
+    BeamSearch,
+    GNMTScoring,
+    HuggingFaceScoring,
+    Sampling,
+    TokenRules,
+)
 from keras_transformer.serving.settings import TEMPERATURE, SamplingSettings, SearchSettings
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
@@ -274,10 +280,15 @@ def power_penalty(scoring):
     """The exponent for scores that are divided by n ** exponent instead of our penalty.
 
     With GNMT's scoring, ((5 + n) / 6) ** length_penalty grows with n as this power does where
-    translations have about 20 tokens.
+    translations have about 20 tokens. Raises ConversionError for another scoring.
     """
-    if isinstance(scoring, HuggingFaceScoring):
+    if type(scoring) is HuggingFaceScoring:
         return scoring.length_penalty
+    if type(scoring) is not GNMTScoring:
+        raise ConversionError(
+            "Other libraries have the scores of GNMTScoring and HuggingFaceScoring alone. "
+            f"Received: scoring={scoring!r:.80}."
+        )
     return scoring.length_penalty * 20 / (5 + 20)
 
 

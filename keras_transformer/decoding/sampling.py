@@ -125,7 +125,7 @@ class Sampling:
         prefix=None, capacity=None, prefill=None, starts=None,
     ):  # fmt: skip
         check_integer("num_samples", num_samples, 1)
-        draw = self.drawing(seed)
+        draw = self.sampler(seed)
         if not (capacity is None and starts is None) and not isinstance(draw, functools.partial):
             raise ValueError(
                 "With a capacity or starts, seed must have the shape (batch, 2): from one seed for "
@@ -170,8 +170,8 @@ class Sampling:
         _, samples, _ = run_loop(is_unfinished, advance, (count, samples, filled), cache)
         return read_hypotheses(samples.token_ids, samples.log_probs, rules)
 
-    def drawing(self, seed):
-        """How a token is drawn with a seed, which may have a pair per row.
+    def sampler(self, seed):
+        """Fixes the seed, which may have a pair per row.
 
         Returns:
             A function of logits, (batch, samples, vocabulary), and their position, which samples

@@ -1,4 +1,4 @@
-"""How beam search scores sequences, and when a row ends."""
+"""The scores of sequences in beam search, and the end of a row."""
 
 import dataclasses
 
@@ -17,9 +17,9 @@ class Scoring:
         length_penalty: exponent of the divisor, at least 0; 0 compares plain sums of
             log-probabilities.
         early_stopping: when a row ends. "never": once no live sequence can still be among its
-            `num_best`, even if it went on to the limit at probability 1. False: once its best live
-            sequence, scored as if it ended here, is not above `num_beams` finished ones, which may
-            miss a better sequence but takes fewer steps. True: once `num_beams` sequences have
+            `num_best`, even if it continued to the limit at probability 1. False: once its best
+            live sequence, scored as if it ended here, is not above `num_beams` finished ones, which
+            may miss a better sequence but takes fewer steps. True: once `num_beams` sequences have
             finished.
 
     Raises:
@@ -42,7 +42,7 @@ class Scoring:
 
     @property
     def is_exact(self):
-        """Whether a row goes on while any live sequence may still be among its best."""
+        """Whether a row continues while any live sequence may still be among its best."""
         return self.early_stopping == "never"
 
     def divisors(self, lengths):
@@ -50,14 +50,14 @@ class Scoring:
         raise NotImplementedError
 
     def may_finish(self, log_probs, num_beams):
-        """Which extended sequences may finish, a boolean (batch, candidates); True for all.
+        """A boolean (batch, candidates), True for extended sequences that may finish; True for all.
 
         `log_probs` are theirs, of the same shape.
         """
         return True
 
-    def goes_on(self, live_log_probs, finished_scores, divisor, last_divisor):
-        """Whether the search goes on for each row, a boolean (batch, 1).
+    def continues(self, live_log_probs, finished_scores, divisor, last_divisor):
+        """Whether the search continues for each row, a boolean (batch, 1).
 
         Args:
             live_log_probs: of the live sequences, best first, (batch, beams).

@@ -122,10 +122,10 @@ class BeamSearch:
             is_last = None if rules.token_rules.forces_end else (position >= rules.limits)[:, None]
             may_finish = scoring.may_finish(candidates.log_probs, self.num_beams)
             beams = extend(beams, candidates, rules.end_id, divisor, column, may_finish, is_last)
-            goes_on = scoring.goes_on(
+            continues = scoring.continues(
                 beams.live_log_probs, beams.finished_scores, divisor, last_divisor[:, None]
             )
-            live_log_probs = tf.where(goes_on, beams.live_log_probs, -np.inf)
+            live_log_probs = tf.where(continues, beams.live_log_probs, -np.inf)
             return position, beams._replace(live_log_probs=live_log_probs), longer
 
         num_finished = num_best if scoring.is_exact else self.num_beams

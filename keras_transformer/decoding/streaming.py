@@ -38,8 +38,10 @@ class Streamer:
         prompt: at least one id.
         num_tokens: length of the continuation, at least 0.
         seed: as for `Sampling`.
-        changes: temperature, top_k and top_p in place of those of the sampling. Tensors, with one
-            entry, may change from call to call without a new trace.
+        temperature: replaces that of the sampling, and so do the others; None for that of the
+            sampling. Tensors, with one entry, may change from call to call without a new trace.
+        top_k: as for `Sampling`.
+        top_p: as for `Sampling`.
 
     Returns:
         A generator of integer ids.
@@ -63,6 +65,8 @@ class Streamer:
         check_backend()
         check_integer("context", context, 2)
         check_integer("num_starts", num_starts, 0, context - 1)
+        if not isinstance(sampling, Sampling):
+            raise ValueError(f"sampling must be a Sampling. Received: {sampling!r:.80}.")
         self._num_starts = num_starts
         self._sampling, self._rules = sampling, sampling.token_rules
         if self._rules.change_scores:
@@ -74,14 +78,16 @@ class Streamer:
         self._advance = tf.function(self.draw_next, **options)
         self._read_prompt = tf.function(self._cache_of, **options)
 
-    def __call__(self, prompt, *, num_tokens, seed, **changes):
+    def __call__(self, prompt, *, num_tokens, seed, temperature=None, top_k=None, top_p=None):
         check_integer("num_tokens", num_tokens, 0)
         context, rules = self._context, self._rules
         prompt = [int(token_id) for token_id in prompt]
         if not prompt:
             raise ValueError("The prompt must have at least one token. Received: none.")
+        changes = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        changes = {name: value for name, value in changes.items() if value is not None}
         sampling = dataclasses.replace(self._sampling, **changes)
-        sampling.drawing(seed)  # raises for a wrong seed
+        sampling.sampler(seed)  # raises for a wrong seed
         drawing = seed, sampling.temperature, sampling.top_k, sampling.top_p
         first_free = tf.constant([len(prompt) - 1])
         sequence = tf.zeros((1, 1, 0), tf.int32)  # which only the rules look at
@@ -167,7 +173,7 @@ class Streamer:
             )
         logits = mask_forbidden(logits, self._forbidden_ids, last_resort)
         sampling = Sampling(temperature, top_k, top_p)
-        drawn = sampling.drawing(seed)(logits, text_position)[0, 0]
+        drawn = sampling.sampler(seed)(logits, text_position)[0, 0]
         if (first_id := self._rules.forced_bos_token_id) is not None:
             drawn = tf.where(tf.equal(text_position, 0), first_id, drawn)
         return drawn, cache

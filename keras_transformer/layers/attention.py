@@ -132,9 +132,9 @@ class MultiHeadAttention(
         if "call" in own and missing:
             raise ValueError(
                 f"An attention that overrides call must override {' and '.join(missing)}, too, so "
-                "that a decoder computes the same step by step. In an attention for encoders "
-                'alone, write stepwise_methods = (); without a source, stepwise_methods = ("step",'
-                f"). Received: class {cls.__name__}."
+                "that a decoder computes the same step by step. An attention for encoders alone "
+                'says stepwise_methods = (), one for Transformer-XL stepwise_methods = ("step",). '
+                f"Received: class {cls.__name__}."
             )
         if own & {"call", "step"} and "takes_bias" not in own:
             cls.takes_bias = False
@@ -319,7 +319,7 @@ class MultiHeadAttention(
             keys, values = (repeat_heads(each, self.num_heads) for each in (keys, values))
             if bias is not None and len(bias.shape) == 3:
                 bias = spread_by_distance(bias, ops.shape(queries)[2])
-            weights = self.weights_of(queries, keys, mask, bias)
+            weights = ops.cast(self.weights_of(queries, keys, mask, bias), values.dtype)
             context = mix(weights, values, rate, generator)
         self.record_scores(weights)
         return self.output_projection(merge_heads(context))
@@ -497,7 +497,7 @@ class MultiHeadAttention(
 
 
 def _mask_of_call(query, source, padding_mask, attention_mask, query_mask, value_mask, key_mask):
-    """Allows what all masks of a call allow, boolean (batch, target, source); None allows all."""
+    """The conjunction of all masks of a call, (batch, target, source), or None if there is none."""
     # Keras passes the implicit masks of its three names, too. That of the value is what
     # `implicit_mask` finds; a padded query may attend as it likes, for nobody reads it.
     value_mask, query_mask = explicit_mask(source, value_mask), explicit_mask(query, query_mask)

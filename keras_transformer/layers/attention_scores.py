@@ -1,4 +1,4 @@
-"""How every layer with attention shows its weights: it records them while it is called."""
+"""Attention weights of every layer that has them, recorded while it is called."""
 
 import contextlib
 import contextvars

@@ -28,8 +28,8 @@ class TextModel(FunctionalModel):
     """A functional Keras model of this library, whose parts are attributes.
 
     It composes, trains and saves like every functional model: its config is that of its layers, so
-    it is rebuilt as it is, with LoRA, frozen layers or another dtype. What is None in a class is
-    absent in a model.
+    it is rebuilt as it is, with LoRA, frozen layers or another dtype. The parts that a class
+    sets to None do not exist in its models.
 
     `Translator`, `Generator` and `Classifier` accept every object with the attributes and methods
     of these classes that they use, of a Keras model or not:

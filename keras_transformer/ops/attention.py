@@ -109,7 +109,10 @@ def attend_at_once(queries, keys, values, mask=None, bias=None, soft_cap=None, r
 
 
 def mix(weights, values, rate=0.0, seed=None):
-    """The values mixed by their weights, some of which are dropped at a `rate` above 0."""
+    """The values mixed by their weights, some of which are dropped at a `rate` above 0.
+
+    The `seed` is that of `ops.internals.keep_mask`.
+    """
     if rate:
         weights = drop(weights, keep_mask(ops.shape(weights), rate, seed), rate)
     return ops.matmul(weights, values)
@@ -153,7 +156,7 @@ def separate_heads(inputs, count):
 
 
 def repeat_heads(inputs, num_heads):
-    """Repeats heads that are shared by neighbouring ones, for what does not know that they are.
+    """Repeats shared heads of keys or values, so that each head of queries has its own.
 
     (batch, key_heads, length, dim) -> (batch, num_heads, length, dim).
     """
@@ -162,7 +165,7 @@ def repeat_heads(inputs, num_heads):
 
 
 def _joined_mask(mask, queries, count):
-    """The mask for what `join_heads` makes of queries."""
+    """The mask for joined queries, as of `join_heads`."""
     if mask is not None and mask.shape[2] is None:  # it may be 1 and be broadcast
         mask = ops.logical_and(mask, ops.ones((1, 1, ops.shape(queries)[2], 1), "bool"))
     if mask is None or mask.shape[2] == 1:

@@ -26,10 +26,11 @@ def has_gpu():
 
 
 def attend_fused(queries, keys, values, mask=None, implementation="cudnn"):
-    """The same context, in a kernel that never holds the weights.
+    """Attention in one kernel that never holds the weights.
 
-    The arguments are those of `ops.attention.attend`, and an `implementation` as in
-    `jax.nn.dot_product_attention`. The context of a fully masked target is zero.
+    The first four arguments are those of `ops.attention.attend`, with as many heads of keys as of
+    queries; `implementation` is that of `jax.nn.dot_product_attention`. The context of a fully
+    masked target is zero.
 
     Source: Dao et al. 2022 (https://arxiv.org/abs/2205.14135).
     """

@@ -124,7 +124,7 @@ def scoring_of(name, length_penalty):
 
 
 def kept_search(settings):
-    """What a run keeps of `SearchSettings`, by the names of flags."""
+    """The settings of a search that a run keeps, under the names of flags."""
     search = settings.search
     names = {each: name for name, each in SCORINGS.items()}
     return {
@@ -155,14 +155,14 @@ def read_sampling(text, context, token_rules=None):
 
 
 def kept_sampling(settings):
-    """What a run keeps of `SamplingSettings`, as JSON: what differs from the usual settings."""
+    """The settings of sampling that a run keeps, as JSON: those that differ from the usual ones."""
     usual = _flat(SamplingSettings(settings.context))
     changed = {name: value for name, value in _flat(settings).items() if value != usual[name]}
     return json.dumps(changed)
 
 
 def _flat(settings):
-    """What a run may keep of `SamplingSettings`, by its names."""
+    """All settings of sampling that a run may keep, by name."""
     values = vars(settings) | vars(settings.sampling)
     rules = settings.sampling.token_rules.changed()
     return {name: values[name] for name in SAMPLING} | {"token_rules": rules}

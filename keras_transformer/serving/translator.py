@@ -40,7 +40,8 @@ class Hypothesis(NamedTuple):
 
     Attributes:
         text: the translation.
-        score: its log-probability in nats, divided as the scoring of the search says.
+        score: its log-probability in nats, divided by the `divisors` of the search's scoring: see
+            `decoding.GNMTScoring` and `decoding.HuggingFaceScoring`.
         num_tokens: its length in tokens, end token included.
     """
 

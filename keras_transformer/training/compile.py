@@ -56,13 +56,13 @@ class StepSettings:
     dropout_seeds: DropoutSeeds | None = None
     r_drop: float | None = None
     consistency: Consistency | None = None  # of r_drop
-    # On TensorFlow; on JAX the optimizer scales the loss.
+    # On TensorFlow alone; on JAX the optimizer scales the loss, and Keras sums it.
     loss_scale: LossScale | None = None
     whole_loss: WholeLoss | None = None
     projected_loss: ProjectedLoss | None = None
 
     def loss_from(self, sample_weight):
-        """What sums the losses of a batch: projected where that is possible, otherwise whole."""
+        """The loss that computes a batch: projected if possible, otherwise whole."""
         is_whole = self.projected_loss is None or sample_weight is not None
         return self.whole_loss if is_whole else self.projected_loss
 
@@ -267,8 +267,9 @@ def check_optimizer(optimizer):
     if ON_TENSORFLOW and (is_wrapped(optimizer) or factor is not None):
         raise ValueError(
             "The exact train step itself scales the loss of models in float16; an optimizer would "
-            "look at one replica only. Pass the inner optimizer to compile, without "
-            f"loss_scale_factor. Received: {type(optimizer).__name__}, loss_scale_factor={factor}."
+            "look at one replica only. Give compile the optimizer that a LossScaleOptimizer holds, "
+            "and none that has a loss_scale_factor. "
+            f"Received: {type(optimizer).__name__}, loss_scale_factor={factor}."
         )
     for name, ours in REFUSED_OPTIMIZER_SETTINGS.items():
         value = getattr(optimizer, name, None)

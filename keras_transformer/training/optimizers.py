@@ -1,4 +1,4 @@
-"""What updates the weights: Adam in one pass over memory, its schedule, the average, the scale.
+"""Adam in one pass over memory, its schedule, the average of the weights, the scale of the loss.
 
 Adam and the schedule are those of "Attention Is All You Need". The moving average of the weights
 and the scale of the loss in float16 belong to the train step, since Keras's optimizers would see

@@ -182,7 +182,7 @@ def _all_reduced(tensors):
 
 
 def _weight_penalty(weights):
-    """What weight regularisers add to the loss, whatever the batch: a scalar and its gradients.
+    """The penalty of weight regularisers, which no batch changes: a scalar, and its gradients.
 
     The gradients are a dict by the weights' positions; None and an empty dict without regularisers.
     """

@@ -52,7 +52,7 @@ class LossSums(NamedTuple):
 
 
 class StepSums(NamedTuple):
-    """What a step adds up over a part of a batch; all scalars."""
+    """The sums of a step over a part of a batch, all scalars."""
 
     losses: tuple  # `LossSums`
     rows: "tf.Tensor"
@@ -105,7 +105,7 @@ class WholeLoss:
         return sums, StepGradients(losses, activity)
 
     def scales(self, sums):
-        """What turns each summed loss of a whole batch into Keras's number, scalars."""
+        """The factors that turn the summed losses of a batch into Keras's numbers, scalars."""
         scales = []
         for (loss, weight), each in zip(self.losses, sums.losses, strict=True):
             divisor = each.divisor(loss.reduction)
@@ -123,8 +123,8 @@ class WholeLoss:
 
     def _sums(self, x, y, sample_weight, training):
         views = self._consistency if training else None
-        given = x if views is None else views.views_of(x)
-        y_pred = self._model(given, training=training)  # Keras leaves it out of a call without it
+        inputs = x if views is None else views.views_of(x)
+        y_pred = self._model(inputs, training=training)  # Keras leaves it out of a call without it
         rows = num_rows(x)  # now that the model has taken x, which may be no data at all
         sums = []
         for loss, _ in self.losses:
@@ -272,7 +272,10 @@ def _check_rows(loss, shape, y, y_pred):
 
 
 def compile_sums(loss, model):
-    """Compiles in each replica, if the model does, without the sums over replicas: XLA cannot."""
+    """With `jit_compile`, compiles the sums of each replica.
+
+    The sums over replicas stay outside: XLA cannot compile them.
+    """
     if model.jit_compile:
         settings = {"jit_compile": True, "autograph": False, "reduce_retracing": True}
         loss.sums = tf.function(loss.sums, **settings)

@@ -433,6 +433,12 @@ def test_the_power_grows_as_the_penalty_does_at_twenty_tokens():
     assert abs(generation.power_penalty(GNMTScoring(0.8)) - slope[0]) < 1e-4
     assert generation.power_penalty(HuggingFaceScoring(0.8)) == 0.8
 
+    class Own(GNMTScoring):
+        pass
+
+    with pytest.raises(ConversionError, match=r"GNMTScoring and HuggingFaceScoring alone"):
+        generation.power_penalty(Own())
+
 
 @pytest.mark.parametrize(
     ("scoring", "num_beams"),

@@ -311,10 +311,10 @@ def test_the_best_few_tokens_settle_a_draw_as_the_sorted_vocabulary_does(how):
 def test_a_small_top_k_sorts_no_vocabulary(monkeypatch):
     monkeypatch.setattr(sampling, "_draw_sorted", None)
     logits, seeds = tf.random.stateless_normal((2, 1, 999), (1, 2)), [(1, 2), (3, 4)]
-    draw = of_rows([0.9, 0.0], [7, 128], [0.5, 1.0]).drawing(seeds)
+    draw = of_rows([0.9, 0.0], [7, 128], [0.5, 1.0]).sampler(seeds)
     assert draw(logits, 5).shape == (2, 1)
     with pytest.raises(TypeError):  # the counter-example
-        of_rows([0.9, 0.9], [7, 129], [0.5, 1.0]).drawing(seeds)(logits, 5)
+        of_rows([0.9, 0.9], [7, 129], [0.5, 1.0]).sampler(seeds)(logits, 5)
 
 
 def test_a_row_draws_the_same_beside_one_that_needs_the_whole_vocabulary():
@@ -322,7 +322,7 @@ def test_a_row_draws_the_same_beside_one_that_needs_the_whole_vocabulary():
     for number in range(20):
         seeds = [(number, 0), (7, 7)]
         one, two = (
-            of_rows([1.0, 9.0][:rows], [9, 0][:rows], 1.0).drawing(seeds[:rows]) for rows in (1, 2)
+            of_rows([1.0, 9.0][:rows], [9, 0][:rows], 1.0).sampler(seeds[:rows]) for rows in (1, 2)
         )
         assert one(logits[:1], 3)[0, 0] == two(logits, 3)[0, 0]
 

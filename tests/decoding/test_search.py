@@ -347,6 +347,13 @@ def test_other_backends_are_refused_before_a_step(monkeypatch):
         Streamer(None, tuple, Sampling(), context=3)
 
 
+def test_a_stream_takes_a_sampling_and_no_other_arguments():
+    with pytest.raises(ValueError, match=r"sampling must be a Sampling\. Received: None\."):
+        Streamer(None, tuple, None, context=3)
+    with pytest.raises(TypeError, match="token_rules"):
+        Streamer(None, tuple, Sampling(), context=3)([1], num_tokens=1, seed=1, token_rules=None)
+
+
 def test_logits_of_the_wrong_shape_are_refused():
     with pytest.raises(ValueError, match=r"logits of shape \(batch, 3, vocabulary\).*\(2, 5\)"):
         BeamSearch(3)(lambda *_: (tf.zeros((2, 5)), ()), (), limits=[3, 3], **IDS)

@@ -53,6 +53,18 @@ class ForEncoders(Doubled, kt.MultiHeadAttention):
 
 
 @keras.saving.register_keras_serializable(package="own")
+class InFloat32(kt.MultiHeadAttention):
+    def weights_of(self, queries, keys, mask=None, bias=None):
+        queries, keys = (ops.cast(each, "float32") for each in (queries, keys))
+        return ops.softmax(queries @ ops.swapaxes(keys, 2, 3))
+
+
+def test_weights_of_another_dtype_are_cast_to_that_of_the_layer():
+    layer = InFloat32(2, dtype="mixed_bfloat16")
+    assert layer(np.ones((1, 3, 4), "float32")).dtype == "bfloat16"
+
+
+@keras.saving.register_keras_serializable(package="own")
 class NeedsMore(kt.MultiHeadAttention):
     def __init__(self, num_heads, slope, **kwargs):
         super().__init__(num_heads, **kwargs)

@@ -79,9 +79,11 @@ def test_evaluation_counts_each_token_once(trained, tmp_path, capsys):
         fine, coarse, said = "--stride=1", "--stride=16", "context 16, stride 1"
     language_model.main(["evaluate", *arguments, fine])
     line = capsys.readouterr().out
-    nats, bits = re.match(r"([\d.]+) nats a token.*; ([\d.]+) bits a character", line).groups()
+    numbers = r"([\d.]+) nats a token.*; ([\d.]+) bits a character, ([\d.]+) bits a byte"
+    nats, bits, of_bytes = re.match(numbers, line).groups()
     assert f"101 tokens, {said}." in line
     np.testing.assert_allclose(float(bits) * 101, float(nats) * 100 / np.log(2), rtol=1e-3)
+    assert of_bytes == bits, "each character is one byte"
     language_model.main(["evaluate", *arguments, coarse])
     rough = float(capsys.readouterr().out.split()[0])
     assert rough != float(nats), "another context of each token"
