@@ -20,7 +20,7 @@ import threading
 
 LOG = logging.getLogger(__name__)
 
-_MOST_DEATHS = 4  # of workers at one block
+_MAX_DEATHS = 4  # of workers at one block
 _SECONDS_TO_CONNECT = 20
 _BYTES_OF_STORE = 2**28  # of Ray's object store, where the cluster is this machine
 
@@ -58,7 +58,7 @@ class WorkerPool:
     def map(self, function, blocks):
         """Yields each block with the result of the function, in order.
 
-        Few blocks are in memory at once. This process handles a block that is the only one.
+        Only a few blocks are in memory at a time. A single block is handled in this process.
 
         Args:
             function: is pickled, as are its arguments and results.
@@ -70,9 +70,9 @@ class WorkerPool:
             ValueError: if workers die at the same block again and again.
         """
         blocks = iter(blocks)
-        some = list(itertools.islice(blocks, 2))
-        blocks = itertools.chain(some, blocks)
-        if self._start is None or len(some) < 2:  # workers take seconds to start
+        first_two = list(itertools.islice(blocks, 2))
+        blocks = itertools.chain(first_two, blocks)
+        if self._start is None or len(first_two) < 2:  # workers take seconds to start
             yield from ((block, function(*arguments)) for block, arguments in blocks)
             return
         self._function, waiting = pickle.dumps(function), collections.deque()
@@ -90,15 +90,15 @@ class WorkerPool:
             yield waiting[0].block, waiting.popleft().outcome.result()
 
     def _run(self, number):
-        """Keeps one worker alive, and gives it the first block that none has taken."""
+        """Keeps one worker alive, and gives it the next block."""
         while not self._is_over:
-            task = None
+            task, function = None, self._function
             try:
                 if number not in self._workers:
                     self._workers[number] = self._start(number)
                     if self._is_over:
                         break
-                    self._workers[number].call(self._function)
+                    self._workers[number].call(function)
                 _, task = self._tasks.get()
                 if task is not None:
                     task.outcome.set_result(self._workers[number].call(*task.message))
@@ -107,8 +107,12 @@ class WorkerPool:
                     break
                 if isinstance(error, Died):
                     self._workers.pop(number).end()
+                is_own = task is not None
                 task = task or self._tasks.get()[1]
-                if task is not None and not task.ends_with(error):
+                if task is None:
+                    continue
+                is_later = not is_own and task.message[0] != function  # of another call of `map`
+                if is_later or not task.ends_with(error):
                     self._tasks.put((task.number, task))
         if number in self._workers:
             self._workers[number].end()
@@ -125,18 +129,18 @@ class _Task:
     )
 
     def ends_with(self, error):
-        """Whether an error ends the task; the death of a worker does so the fourth time."""
+        """Whether the task fails with this error; a worker's death fails it the fourth time."""
         if isinstance(error, Died):
             self.deaths += 1
-            if self.deaths < _MOST_DEATHS:
-                LOG.warning("A worker died; its block is done again.")
+            if self.deaths < _MAX_DEATHS:
+                LOG.warning("A worker died; its block will be processed again.")
                 return False
             error = ValueError(
                 f"A worker died {self.deaths} times at {self.block}, perhaps for lack of memory. "
-                f"Use fewer processes, or leave this text out. Received: {error}."
+                f"Use fewer processes, or leave this text out. Received: {str(error).rstrip('.')}."
             )
         elif isinstance(error, OSError):
-            error = ValueError(f"A worker failed: {error}.")
+            error = ValueError(f"A worker failed: {str(error).rstrip('.')}.")
         self.outcome.set_exception(error)
         return True
 
@@ -204,7 +208,7 @@ class _Process:
         return result
 
     def end(self):
-        """Ends the process, whatever it does."""
+        """Kills the process, even if it is busy."""
         self._child.kill()
         with contextlib.suppress(OSError, ValueError):  # another thread has closed the pipes
             self._child.communicate()
@@ -220,10 +224,10 @@ def _serve():
         while True:
             message = pickle.load(calls)
             try:
-                answer = holder.call(*message), None
-            except Exception as error:
-                answer = None, error
-            pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+                answer = pickle.dumps((holder.call(*message), None), pickle.HIGHEST_PROTOCOL)
+            except Exception as error:  # of the function, or of a result that cannot be pickled
+                answer = pickle.dumps((None, error), pickle.HIGHEST_PROTOCOL)
+            answers.write(answer)
             answers.flush()
 
 
@@ -258,29 +262,30 @@ class _Actor:
             raise Died(_in_one_line(error)) from None
 
     def end(self):
-        """Ends the actor, whatever it does."""
+        """Kills the actor, even if it is busy."""
         self._ray.kill(self._actor)
 
 
 @contextlib.contextmanager
-def ray_cluster(num_cpus=None):
+def ray_cluster(num_cpus=None, **options):
     """Yields the module ray, connected to the cluster of RAY_ADDRESS, or one of this machine.
 
     A connection that exists already is used, and kept.
 
     Args:
         num_cpus: number of cores that a cluster of this machine has; None for all.
+        options: further ones of `ray.init`.
 
     Raises:
         ImportError: without Ray.
-        ConnectionError: if the cluster cannot be reached.
+        ConnectionError: if the cluster cannot be reached, or started.
     """
     # "local": without an address Ray joins whatever cluster was started last on this machine.
-    address, options = os.environ.get("RAY_ADDRESS") or "local", {}
+    address = os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
         # Ray reads this when it is imported: it keeps a cluster of one machine on 127.0.0.1.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        options = {"num_cpus": num_cpus, "object_store_memory": _BYTES_OF_STORE}
+        options |= {"num_cpus": num_cpus, "object_store_memory": _BYTES_OF_STORE}
         options["include_dashboard"] = False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # sends no usage statistics
     try:
@@ -298,10 +303,12 @@ def ray_cluster(num_cpus=None):
             socket.create_connection((host.strip("[]"), int(port)), _SECONDS_TO_CONNECT).close()
         ray.init(address, **options)
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConnectionError(
-            "RAY_ADDRESS must be the address of a cluster that can be reached from here. "
-            f"Received: {address}: {_in_one_line(error)}."
-        ) from None
+        expected = (
+            "Ray could not start a cluster on this machine. "
+            if address == "local"
+            else "RAY_ADDRESS must be the address of a cluster that can be reached from here. "
+        )
+        raise ConnectionError(f"{expected}Received: {address}: {_in_one_line(error)}.") from None
     try:
         yield ray
     finally:

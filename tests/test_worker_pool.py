@@ -68,7 +68,7 @@ def test_a_worker_that_dies_is_replaced_and_its_block_done_again(tmp_path, caplo
     with local_pool(2) as pool, caplog.at_level(logging.WARNING):
         results = list(pool.map(eval, blocks))
     assert results == [*RESULTS[:7], ("dying", "again"), *RESULTS[7:]]
-    assert caplog.messages == ["A worker died; its block is done again."]
+    assert caplog.messages == ["A worker died; its block will be processed again."]
 
 
 def test_a_block_that_kills_each_worker_is_named(caplog):
@@ -175,7 +175,9 @@ def test_workers_end_with_the_pool_whatever_they_do(tmp_path):
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_worker_outlives_its_parent(how):
     program = f"""
+import signal
 from keras_transformer.worker_pool import local_pool
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 blocks = [(n, ("(__import__('time').sleep(0.2), {PID})[1]",)) for n in range(600)]
 with local_pool(2) as pool:
     for _, pid in pool.map(eval, blocks):
@@ -209,7 +211,7 @@ def test_actors_of_ray_do_the_same(tmp_path, monkeypatch, caplog):
             ]  # fmt: skip
             code = "sorted({'keras', 'keras_transformer'} & {*__import__('sys').modules})"
             assert list(pool.map(eval, [(0, (code,)), (1, (code,))])) == [(0, []), (1, [])]
-        assert caplog.messages.count("A worker died; its block is done again.") == 1
+        assert caplog.messages.count("A worker died; its block will be processed again.") == 1
         with ray_pool(ray, 2) as pool, pytest.raises(ZeroDivisionError):
             list(pool.map(eval, [*SQUARES, ("bad", ("1 / 0",))]))
         message = "died 4 times at poison, .*Received: "

@@ -91,12 +91,18 @@ class LanguageModelConfig(TrainingConfig):
     }  # fmt: skip
     requirements: ClassVar[dict] = {
         **TrainingConfig.requirements,
+        f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces": lambda config: (
+            config.vocabulary_size >= LEAST_PIECES or config.tokens != "pieces"
+        ),
         "--stride must be at most --context, so that no token is left out": lambda config: (
             None in (config.stride, config.context) or config.stride <= config.context
         ),
     }
 
-    text: str = setting("", f"file of text to learn from, may be .gz; or {TABLE}; or a TFDS name")
+    text: str = setting(
+        "",
+        f"files of text to learn from, may be .gz; a folder of .txt files; {TABLE}; or a TFDS name",
+    )
     valid_text: str = setting("", "file of text, or table, for validation")
     text_column: str = setting("text", "column of texts in a table")
     data_dir: str = setting("", "folder where TFDS keeps its data")
@@ -117,7 +123,7 @@ class LanguageModelConfig(TrainingConfig):
     tokens: Literal["characters", "bytes", "pieces"] | None = setting(
         None, "what to cut the text into; default: characters, or as --pretrained"
     )
-    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=LEAST_PIECES)
+    vocabulary_size: int = setting(2000, "pieces, with --tokens pieces", ge=1)
     model: Literal["transformer", "gpt2", "transformer_xl"] | None = setting(
         None,
         "architecture; transformer_xl remembers earlier segments; default: transformer, or that of "
@@ -161,7 +167,8 @@ class LanguageModelConfig(TrainingConfig):
 
     def is_dataset(self):
         """Whether --text is the name of a data set, not that of a file."""
-        return bool(self.text) and "." not in self.text and not pathlib.Path(self.text).exists()
+        is_name = not set(".*?[") & set(self.text)
+        return bool(self.text) and is_name and not pathlib.Path(self.text).exists()
 
     def needs(self):
         in_windows = self.model != "transformer_xl" and not self.packed
@@ -327,7 +334,7 @@ class LanguageModelExperiment(Experiment):
         return read_documents(config.valid_text, config.text_column)
 
     def example(self):
-        return [b"".join(self.train_text)[: 2**12]]
+        return [b"".join(self.train_text[: 2**12])[: 2**12]]  # no document is empty
 
     def to_json(self, text):
         return [document.decode("latin-1") for document in text]
@@ -341,9 +348,10 @@ class LanguageModelExperiment(Experiment):
 
     def learn_tokenizer(self):
         """A vocabulary that holds all characters of the text, or all bytes."""
-        config, text = self.config, b"".join(self.train_text)
+        config = self.config
         if config.tokens == "bytes":
             return kt.tokenizers.SymbolTokenizer()
+        text = b"".join(self.train_text)
         if config.tokens == "pieces":
             lines = text.decode(errors="replace").splitlines(keepends=True)
             return kt.tokenizers.train_byte_pairs(lines, config.vocabulary_size)

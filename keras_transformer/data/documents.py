@@ -2,7 +2,6 @@
 
 import codecs
 import io
-import itertools
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -36,24 +35,23 @@ def split_documents(file, is_one=False, longest=math.inf) -> Iterator[tuple[byte
         is_one: whether the whole file is one document.
         longest: number of bytes after which a document is cut at the end of a line.
     """
-    lines, size, is_end, number = [], 0, False, 0
+    document, first, number, is_end = bytearray(), 1, 0, False
     # Latin-1 has a character for each byte, and `newline=""` keeps the line ends as they are.
     read = io.TextIOWrapper(file, "latin-1", newline="")
     try:
-        for line in itertools.chain((line.encode("latin-1") for line in read), [None]):
-            if line is not None and number == 0:
+        for number, line in enumerate(read, start=1):
+            line = line.encode("latin-1")
+            if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             is_empty = line in (b"\n", b"\r\n", b"\r")
             is_next = is_end and not is_empty and not is_one
-            if line is None and is_one and number == 0:
-                yield b"", 1
-            if lines and (line is None or is_next or size >= longest):
-                yield b"".join(lines), number - len(lines) + 1
-                lines, size = [], 0
-            is_end, number = is_empty, number + 1
-            if line is not None:
-                lines.append(line)
-                size += len(line)
+            if document and (is_next or len(document) >= longest):
+                yield bytes(document), first
+                document, first = bytearray(), number
+            document += line
+            is_end = is_empty
+        if document or (is_one and first == 1):  # which may be empty
+            yield bytes(document), first
     finally:
         read.detach()  # otherwise it would close the file
 

@@ -112,7 +112,8 @@ def prepare(
         OSError: if a file cannot be read, the folder cannot be written, or a cluster cannot be
             reached.
         ValueError: if the text or an argument is invalid, the folder holds something else or was
-            begun with other arguments, no pair is left, or a file changes meanwhile.
+            begun with other arguments, no pair is left, a file changes meanwhile, or workers die at
+            the same block again and again.
     """
     if isinstance(held_out, float):
         check_number("held_out", held_out, least=0, below=1, reason=" A number of pairs is an int.")
@@ -164,7 +165,7 @@ def prepare(
         arrays, more = {"labels": (np.float32, (len(stream.names) or 1,))}, {"names": stream.names}
     with (
         PreparedWriter(path, stream.columns, size, arrays, settings) as writer,
-        _started(runner, processes) as pool,
+        _running_pool(runner, processes) as pool,
     ):
         if not writer.num_blocks and not any(writer.work.iterdir()):  # it does not go on
             _check_room(writer, stream, distinct or held_out)
@@ -196,14 +197,15 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _started(runner, processes):
+def _running_pool(runner, processes):
     """Yields a `WorkerPool`, whose workers import TensorFlow only if their function does."""
     environment = {"KERAS_BACKEND": "numpy"}
     with contextlib.ExitStack() as stack:
         if runner == "local":
             pool = local_pool(processes or os.cpu_count(), [environment])
         else:
-            ray = stack.enter_context(ray_cluster(processes))
+            quiet = {"log_to_driver": False, "logging_level": "error"}  # beside the progress
+            ray = stack.enter_context(ray_cluster(processes, **quiet))
             count = processes or int(ray.cluster_resources().get("CPU", 1))
             runtime = {"env_vars": environment}
             pool = ray_pool(ray, count, memory=_BYTES_OF_WORKER, runtime_env=runtime)

@@ -1,7 +1,8 @@
 """Streams of text of any size: sentences and their translations, documents, or labelled texts.
 
-`blocks` yields some rows at a time, `read` returns all of them. The rows do not depend on which of
-the two reads them. They come from files of text, tables, or data sets of TensorFlow Datasets.
+`blocks` yields some rows at a time, `read` returns all of them. The rows are the same, but for
+documents of more than a mebibyte, which `blocks` cuts. They come from files of text, tables, or
+data sets of TensorFlow Datasets.
 """
 
 import functools
@@ -58,9 +59,11 @@ class _Stream:
         formats = {**formats, "dataset": dataset}
         used = {name: value for name, value in formats.items() if value}
         if len(used) != 1:
-            received = ", ".join(f"{name}={value!r}" for name, value in formats.items())
-            raise ValueError(f"Give one kind of text: {', '.join(formats)}. Received: {received}.")
-        [(self._format, self._value)] = used.items()
+            received = ", ".join(f"{name}={value!r}" for name, value in used.items())
+            raise ValueError(
+                f"Give one kind of text: {', '.join(formats)}. Received: {received or 'none'}."
+            )
+        [(self._format, self._origin)] = used.items()
         self._builder, self._split, self.files = None, split, []
         if dataset:
             self._builder = builder_of(dataset, split, data_dir)
@@ -80,7 +83,7 @@ class _Stream:
     def __str__(self):
         if self._builder is not None:
             return f"split={self._split!r} of {self._builder.info.full_name}"
-        several = self._value if isinstance(self._value, (tuple, list)) else [self._value]
+        several = self._origin if isinstance(self._origin, (tuple, list)) else [self._origin]
         return " and ".join(map(str, several))
 
     def check_held_out(self):
@@ -153,8 +156,9 @@ class PairStream(_Stream):
                 f"Received: sources={sources!r}, targets={targets!r}."
             )
         files = sources and (sources, targets)
-        super().__init__({"files": files, "tsv": tsv, "table": table}, dataset, split, data_dir)
-        self.format, self._names = [self._format], columns or self.columns
+        formats = {"sources and targets": files, "tsv": tsv, "table": table}
+        super().__init__(formats, dataset, split, data_dir)
+        self.format, self._names = ["files" if files else self._format], columns or self.columns
         if dataset:
             self._parts = [()]
             languages = [name or None for name in columns or (None, None)]
@@ -385,7 +389,7 @@ class LabelledStream(_Stream):
         self._columns, self._allowed = columns, names
         readers = {"tsv": files_of, "folder": files_of_labels, "table": _files_of_tables}
         if not dataset:
-            self.files = readers[self._format](self._value)
+            self.files = readers[self._format](self._origin)
 
     @functools.cached_property
     def names(self):
@@ -458,7 +462,7 @@ class LabelledStream(_Stream):
 
 
 def _without_empty_lines(text):
-    """A text that `read_documents` does not cut."""
+    """A text that `split_documents` does not cut."""
     return "\n".join(filter(None, with_line_feeds(text).split("\n")))
 
 

@@ -23,7 +23,6 @@ def table_rows(path, *names):
 
     Raises:
         ImportError: if pyarrow is not installed.
-        OSError: if there is nothing at the path.
         ValueError: if a column is missing, holds null or no texts, or a file is damaged.
     """
     for file, columns, _ in _tables_of(path, *names):
@@ -40,7 +39,6 @@ def labelled_rows(path, text_column, label_column, names=None):
 
     Raises:
         ImportError: if pyarrow is not installed.
-        OSError: if there is nothing at the path.
         ValueError: if a column is missing, holds null or values of another type, an integer has
             no name, or a file is damaged.
     """

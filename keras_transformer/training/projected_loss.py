@@ -90,7 +90,7 @@ class ProjectedLoss:
     """
 
     def __init__(self, model, loss, token_metrics, projection, consistency=None):
-        self._model, self._loss, self._metrics = model, loss, token_metrics
+        self._model, self._loss, self._token_metrics = model, loss, token_metrics
         self._projection, self._consistency = projection, consistency
         compile_sums(self, model)
 
@@ -129,10 +129,10 @@ class ProjectedLoss:
                 features, table, labels, loss.label_smoothing, loss.pad_id, gradients=training
             )
             total, tokens = sums.loss, sums.tokens
-            metrics = [getattr(sums, PROJECTED_METRICS[type(each)]) for each in self._metrics]
+            metrics = [getattr(sums, PROJECTED_METRICS[type(each)]) for each in self._token_metrics]
         else:
             total, metrics, tokens, *gradients = projected_loss_of_views(
-                features, table, labels, loss, self._metrics, views
+                features, table, labels, loss, self._token_metrics, views
             )
         losses = (LossSums(total, tokens, tokens, tokens, tokens),)
         metrics = tuple((metric, tokens) for metric in metrics)

@@ -77,7 +77,7 @@ def test_workers_that_die_now_and_then_change_nothing(played, tmp_path, caplog):
     assert {path.name: path.read_text() for path in output.iterdir()} == {
         name: text.upper() for name, text in texts.items()
     }
-    died = caplog.messages.count("A worker died; its block is done again.")
+    died = caplog.messages.count("A worker died; its block will be processed again.")
     assert died == len(PlayedProcess.environments) - 3 > 9
 
 

@@ -140,7 +140,11 @@ def test_a_choice_is_checked_with_the_numbers(command, tmp_path, capsys):
             "one of 124M, 355M.*--model gpt2. Received: --model gpt2 and --size small",
         ),
         ("translation", "--warmup-steps=0", "at least 1 with --schedule.*: --warmup-steps 0, "),
-        ("language_model", "--tokens=pieces --vocabulary-size=260", "at least 261.*Received: 260"),
+        (
+            "language_model",
+            "--tokens=pieces --vocabulary-size=260",
+            "at least 261.*: .* 260",
+        ),
         ("language_model", "--context=9 --stride=10", "at most --context.*10, --context 9"),
         ("language_model", "--memory-length=9", "needs --model transformer_xl"),
         (

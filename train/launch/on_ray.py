@@ -1,16 +1,24 @@
 """Workers that Ray places on the machines of a cluster, and restarts when one is lost."""
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 
-from ..deferred import Deferred
 from ..settings import EXIT_CODE_MISTAKE
 from .local import EXIT_CODE_STOPPED, end_with_parent
 
-worker_pool = Deferred("keras_transformer.worker_pool")
-
 FINAL_CODES = (0, EXIT_CODE_MISTAKE, EXIT_CODE_STOPPED)
+
+
+def _worker_pool():
+    """The module `keras_transformer.worker_pool` without its package, which imports TensorFlow."""
+    [folder] = importlib.util.find_spec("keras_transformer").submodule_search_locations
+    path = os.path.join(folder, "worker_pool.py")
+    spec = importlib.util.spec_from_file_location("worker_pool", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None):
@@ -61,7 +69,7 @@ def run_on_ray(command, count, restarts, gpus_per_worker=None, min_workers=None)
             raise RuntimeError(f"The worker exited with code {code}.")
         return code
 
-    with worker_pool.ray_cluster() as ray:
+    with _worker_pool().ray_cluster() as ray:
         from ray.train import FailureConfig, RunConfig, ScalingConfig
         from ray.train.tensorflow import TensorflowTrainer
         from ray.util.queue import Queue
