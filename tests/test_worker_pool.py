@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -69,6 +70,39 @@ def test_a_worker_that_dies_is_replaced_and_its_block_done_again(tmp_path, caplo
         results = list(pool.map(eval, blocks))
     assert results == [*RESULTS[:7], ("dying", "again"), *RESULTS[7:]]
     assert caplog.messages == ["A worker died; its block will be processed again."]
+
+
+def test_a_result_that_cannot_be_pickled_is_an_error_and_no_death(caplog):
+    with local_pool(2) as pool, pytest.raises(TypeError, match="pickle"):
+        list(pool.map(eval, [*SQUARES, ("generator", ("(x for x in ())",))]))
+    assert not caplog.messages
+
+
+def test_an_error_of_an_earlier_function_ends_no_block_of_a_later_one():
+    is_late = threading.Event()
+
+    class Worker:
+        """One but the first loads the first function after all of its blocks, and fails."""
+
+        def __init__(self, number):
+            self.is_first = number == 0
+
+        def call(self, packed, *arguments):
+            function = pickle.loads(packed)
+            if function is abs and not self.is_first:
+                is_late.wait()
+                raise ValueError("This worker cannot load abs.")
+            return function(*arguments) if arguments else None
+
+        def end(self):
+            is_late.set()
+
+    with WorkerPool(Worker, 2) as pool:
+        assert list(pool.map(abs, [(n, (-n,)) for n in range(9)])) == [(n, n) for n in range(9)]
+        is_late.set()
+        assert list(pool.map(str, [(n, (n,)) for n in range(99)])) == [
+            (n, str(n)) for n in range(99)
+        ]
 
 
 def test_a_block_that_kills_each_worker_is_named(caplog):

@@ -32,7 +32,7 @@ from .pretrained import fine_tuned_classifier
 from .scores import micro_f1, pearson, spearman
 from .settings import one_of, setting
 from .training_config import (
-    LEAST_PIECES,
+    ENOUGH_PIECES,
     TABLE,
     TrainingConfig,
     blocks_setting,
@@ -71,9 +71,7 @@ class ClassificationConfig(TrainingConfig):
     }  # fmt: skip
     requirements: ClassVar[dict] = {
         **TrainingConfig.requirements,
-        f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces": lambda config: (
-            config.vocabulary_size >= LEAST_PIECES or config.tokens != "pieces"
-        ),
+        **ENOUGH_PIECES,
         "--from-scratch needs --pretrained, which it compares with": (
             lambda config: config.pretrained or not config.from_scratch
         ),

@@ -27,8 +27,8 @@ from .options import DecodingOptions, ExportOptions, FilesOptions, RunOptions
 from .pretrained import for_training
 from .settings import one_of, required, setting
 from .training_config import (
+    ENOUGH_PIECES,
     LARGEST_SEED,
-    LEAST_PIECES,
     TABLE,
     TrainingConfig,
     blocks_setting,
@@ -91,9 +91,7 @@ class LanguageModelConfig(TrainingConfig):
     }  # fmt: skip
     requirements: ClassVar[dict] = {
         **TrainingConfig.requirements,
-        f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces": lambda config: (
-            config.vocabulary_size >= LEAST_PIECES or config.tokens != "pieces"
-        ),
+        **ENOUGH_PIECES,
         "--stride must be at most --context, so that no token is left out": lambda config: (
             None in (config.stride, config.context) or config.stride <= config.context
         ),

@@ -10,6 +10,12 @@ SIZE = ("num_layers", "hidden_dim", "intermediate_dim", "num_heads")
 DROPOUTS = ("dropout", "attention_dropout", "activation_dropout")
 LARGEST_SEED = 2**32 - 1  # NumPy's limit
 LEAST_PIECES = 261  # 4 control ids, 256 bytes and a piece
+# An entry of `requirements` where --tokens may be something else than pieces.
+ENOUGH_PIECES = {
+    f"--vocabulary-size must be at least {LEAST_PIECES} with --tokens pieces": lambda config: (
+        config.vocabulary_size >= LEAST_PIECES or config.tokens != "pieces"
+    ),
+}
 TABLE = "a .parquet file, a pattern or folder of them, or a folder of Hugging Face datasets"
 
 # Settings that are chosen for the devices when a run begins and then stay.

@@ -130,7 +130,6 @@ def files_of_labels(path) -> list[pathlib.Path]:
         )
     if not path.is_dir():
         raise NotADirectoryError(f"Expected a folder of labels. Received: {path}, which is a file.")
-    path = pathlib.Path(path)
     if next(path.glob("*/*/**/*.txt"), None):
         return []
     return [file for file in sorted(path.glob("*/*.txt")) if file.parent.name != "unsup"]

@@ -18,20 +18,20 @@ _SHARD = re.compile(r"(.+)-\d+-of-\d+\.parquet")  # as on the Hugging Face hub
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"  # of an Arrow file
 
 
-def table_rows(path, *names):
-    """Yields the texts of columns with these names, row by row.
+def table_rows(file, *names):
+    """Yields the texts of columns with these names, row by row, of one of the `table_files`.
 
     Raises:
         ImportError: if pyarrow is not installed.
-        ValueError: if a column is missing, holds null or no texts, or a file is damaged.
+        ValueError: if a column is missing, holds null or no texts, or the file is damaged.
     """
-    for file, columns, _ in _tables_of(path, *names):
-        texts = [_texts_of(file, *each) for each in zip(names, columns, strict=True)]
-        yield from zip(*texts, strict=True)
+    columns, _ = _read_columns(file, *names)
+    texts = [_texts_of(file, *each) for each in zip(names, columns, strict=True)]
+    yield from zip(*texts, strict=True)
 
 
-def labelled_rows(path, text_column, label_column, names=None):
-    """Yields the text and the labels of each row.
+def labelled_rows(file, text_column, label_column, names=None):
+    """Yields the text and the labels of each row of one of the `table_files`.
 
     A label is a text, or an integer. Where the table says the names of the integers, as the
     `ClassLabel` of Hugging Face's `datasets` does, these are the labels. A list holds all labels
@@ -40,15 +40,15 @@ def labelled_rows(path, text_column, label_column, names=None):
     Raises:
         ImportError: if pyarrow is not installed.
         ValueError: if a column is missing, holds null or values of another type, an integer has
-            no name, or a file is damaged.
+            no name, or the file is damaged.
     """
-    for file, columns, features in _tables_of(path, text_column, label_column):
-        texts = _texts_of(file, text_column, columns[0])
-        if are_numbers(names):
-            labels = _numbers_of(file, label_column, columns[1])
-        else:
-            labels = _labels_of(file, label_column, columns[1], features.get(label_column))
-        yield from zip(texts, labels, strict=True)
+    columns, features = _read_columns(file, text_column, label_column)
+    texts = _texts_of(file, text_column, columns[0])
+    if are_numbers(names):
+        labels = _numbers_of(file, label_column, columns[1])
+    else:
+        labels = _labels_of(file, label_column, columns[1], features.get(label_column))
+    yield from zip(texts, labels, strict=True)
 
 
 def is_table(path) -> bool:
@@ -58,8 +58,8 @@ def is_table(path) -> bool:
     return path.suffix in _SUFFIXES or any(any(path.glob(mark)) for mark in marks)
 
 
-def _tables_of(path, *names):
-    """Yields for each file its path, its columns with these names, and the features it declares.
+def _read_columns(file, *names):
+    """The columns with these names of a file of a table, and the features that it declares.
 
     Features are what `datasets` notes about columns: {name: {"_type": ..., ...}}.
     """
@@ -72,21 +72,20 @@ def _tables_of(path, *names):
         ) from None
     if len(set(names)) < len(names):
         raise ValueError(f"Two different columns are needed. Received: {names[0]!r} twice.")
-    for file in table_files(path):
-        try:
-            with open(file, "rb") as content:
-                is_parquet = content.read(4) == b"PAR1"
-            table = _flat(_read_parquet(file, names) if is_parquet else _read_arrow(file))
-            existing = table.column_names
-            _check_columns(file, existing, names)
-            table = table.select([existing.index(name) for name in names])
-            table.validate(full=True)  # a damaged file may point outside of itself
-        except (pyarrow.ArrowException, OSError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
-            raise ValueError(
-                f"Expected a complete Parquet or Arrow file. Received: {file}: {reason}."
-            ) from None
-        yield file, table.columns, _features_of(file, table.schema.metadata or {})
+    try:
+        with open(file, "rb") as content:
+            is_parquet = content.read(4) == b"PAR1"
+        table = _flat(_read_parquet(file, names) if is_parquet else _read_arrow(file))
+        existing = table.column_names
+        _check_columns(file, existing, names)
+        table = table.select([existing.index(name) for name in names])
+        table.validate(full=True)  # a damaged file may point outside of itself
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(
+            f"Expected a complete Parquet or Arrow file. Received: {file}: {reason}."
+        ) from None
+    return table.columns, _features_of(file, table.schema.metadata or {})
 
 
 def table_files(path):

@@ -1,5 +1,7 @@
 """Attention as one kernel, on JAX; here by XLA's own implementation, which needs no GPU."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -12,53 +14,42 @@ from keras_transformer.ops.softmax import attention_weights
 pytestmark = pytest.mark.skipif(keras.backend.backend() != "jax", reason="JAX's")
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_drawn_attention_and_its_gradients_equal_ours(number):
+def check_drawn(number, kernel, lengths, full_mask):
+    """Compares a kernel and its gradients, of drawn tensors and mask, with all weights at once."""
     import jax
 
     draw = np.random.default_rng(number)
     batch, heads, dim = draw.integers(1, 4, 3)
-    target, source = draw.integers(1, 20, 2)
+    target, source = draw.integers(*lengths, 2)
     shapes = [(batch, heads, length, dim) for length in (target, source, source)]
     tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
     sizes = [(batch, 1, target, source), (1, 1, target, source), (batch, 1, 1, source)]
+    if full_mask:
+        sizes[1:] = [(batch, heads, target, source), (1, 1, 1, source)]
     mask = None if number == 0 else jax.numpy.array(draw.random(sizes[number % 3]) < 0.4)
 
-    def fused(*tensors):
-        return fused_attention.attend_fused(*tensors, mask, implementation="xla")
+    def compared(*tensors):
+        return kernel(*tensors, mask)
 
     def ours(queries, keys, values):
         return jax.numpy.matmul(attention_weights(queries, keys, mask), values)
 
     upstream = draw.normal(size=shapes[0]).astype("float32")
     for function in (lambda f: f(*tensors), lambda f: jax.vjp(f, *tensors)[1](upstream)):
-        for one, other in zip(function(fused), function(ours), strict=True):
+        for one, other in zip(function(compared), function(ours), strict=True):
             np.testing.assert_allclose(one, other, atol=1e-5)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_drawn_attention_and_its_gradients_equal_ours(number):
+    fused = functools.partial(fused_attention.attend_fused, implementation="xla")
+    check_drawn(number, fused, (1, 20), full_mask=False)
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_attention_in_chunks_and_its_gradients_equal_ours(number, monkeypatch):
-    import jax
-
     monkeypatch.setattr(chunked_attention, "CHUNK_ROWS", 7)
-    draw = np.random.default_rng(number)
-    batch, heads, dim = draw.integers(1, 4, 3)
-    target, source = draw.integers(6, 40, 2)
-    shapes = [(batch, heads, length, dim) for length in (target, source, source)]
-    tensors = [draw.normal(size=shape).astype("float32") for shape in shapes]
-    sizes = [(batch, 1, target, source), (batch, heads, target, source), (1, 1, 1, source)]
-    mask = None if number == 0 else jax.numpy.array(draw.random(sizes[number % 3]) < 0.4)
-
-    def in_chunks(*tensors):
-        return chunked_attention.attend_in_chunks(*tensors, mask)
-
-    def ours(queries, keys, values):
-        return jax.numpy.matmul(attention_weights(queries, keys, mask), values)
-
-    upstream = draw.normal(size=shapes[0]).astype("float32")
-    for function in (lambda f: f(*tensors), lambda f: jax.vjp(f, *tensors)[1](upstream)):
-        for one, other in zip(function(in_chunks), function(ours), strict=True):
-            np.testing.assert_allclose(one, other, atol=1e-5)
+    check_drawn(number, chunked_attention.attend_in_chunks, (6, 40), full_mask=True)
 
 
 def test_biases_by_distance_are_the_same_in_chunks(monkeypatch):
