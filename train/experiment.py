@@ -9,7 +9,7 @@ import sys
 import numpy as np
 
 from .deferred import Deferred, keras, kt
-from .pretrained import check_packed_model, completed, pretrained_of
+from .pretrained import completed, pretrained_of
 from .training_config import SIZE
 
 folders = Deferred("keras_transformer.data.prepared")
@@ -57,7 +57,6 @@ class Experiment:
             train_text, self.valid_text = texts
             self._texts = train_text, None
         if self.pretrained is not None:
-            check_packed_model(self.config, self.pretrained)
             self.use_pretrained()
 
     config_class: type  # its subclass of `TrainingConfig`

@@ -291,6 +291,11 @@ class LanguageModelExperiment(Experiment):
     def use_pretrained(self):
         config, model = self.config, self.pretrained.model
         self.first_id = generators.first_id_of(model, self.pretrained.tokenizer)
+        if config.packed and self.first_id:
+            raise ValueError(
+                "--packed ends each document with the id 3, which the model of --pretrained does "
+                f"not have. Leave it out. Received: {config.pretrained}."
+            )
         if config.model != "transformer_xl":
             longest = getattr(model.positions, "max_sequence_length", config.context)
             if config.context > longest:
@@ -410,11 +415,10 @@ class LanguageModelExperiment(Experiment):
             return model
         if is_xl:
             return kt.transformer_xl(vocabulary_size, rows, **config.dimensions())
-        given = {"packed": True} if config.packed else {}
         if config.model == "gpt2":
-            given |= {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
+            given = {"vocabulary_size": vocabulary_size, "max_sequence_length": config.context}
             return kt.gpt2(**given, **config.dimensions())
-        return kt.language_model(vocabulary_size, **given, **config.dimensions())
+        return kt.language_model(vocabulary_size, **config.dimensions())
 
     def objective(self, batches):
         pad_id = pad_id_of(self.first_id)

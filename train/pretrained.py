@@ -131,20 +131,3 @@ def fine_tuned_classifier(config, model, num_labels):
                 layer.set_weights(trained[layer.name].get_weights())
     dropout = backbone.embedding_dropout.rate
     return kt.bert_classifier(backbone, num_labels, dropout, config.pooling)
-
-
-def check_packed_model(config, pretrained):
-    """Raises ValueError if rows are to hold several texts that this model would mix."""
-    if config.is_packed and not _tells_texts_apart(pretrained.model):
-        raise ValueError(
-            "--packed needs a --pretrained that was trained with --packed. "
-            f"Received: {config.pretrained}."
-        )
-
-
-def _tells_texts_apart(model):
-    """Whether a mask keeps the texts of a row apart, which each block of the decoder reads."""
-    from keras_transformer.training.internals import calls_of
-
-    calls = [kwargs for layer, kwargs, _ in calls_of(model) if layer is model.decoder]
-    return any(kwargs.get("attention_mask") is not None for kwargs in calls)

@@ -389,8 +389,7 @@ class TranslationExperiment(Experiment):
     def build(self, tokenizer, batches):
         if self.pretrained is not None:
             return for_training(self.pretrained.model, self.config)
-        packed = self.config.packed
-        return kt.translation(tokenizer.vocabulary_size, packed=packed, **self.config.dimensions())
+        return kt.translation(tokenizer.vocabulary_size, **self.config.dimensions())
 
     def objective(self, batches):
         loss = kt.TokenCrossentropy(self.config.label_smoothing)

@@ -19,7 +19,8 @@ import numpy as np
 from keras_transformer.convert.examples import answers, drawn_inputs, float32_model, named_outputs
 from keras_transformer.convert.tables import ConversionError, require
 from keras_transformer.files import in_one_line
-from keras_transformer.models.encoder_decoder import END_ID, START_ID, TranslationModel
+from keras_transformer.models.encoder_decoder import TranslationModel
+from keras_transformer.tokenizers.control_ids import END_ID, START_ID
 
 ONNX_OPSET = 15
 TOLERANCE = 1e-4  # of an engine's answers: its rounding differs in a deep model
@@ -265,8 +266,6 @@ def _named(structure, name):
 def example(text_model):
     """Inputs with padding and the model's answers, to check a folder with.
 
-    The first row of a translation holds two pairs, which only a packed model tells apart.
-
     Returns:
         A dictionary of arrays: "input.NAME" (3, 7) for each input, "output.NAME" for each output,
         and "tolerance", the largest difference that an engine's rounding may cause.
@@ -277,9 +276,9 @@ def example(text_model):
         if name in ("source_ids", "token_ids"):
             ids[1, -2:] = 0
         if name == "source_ids":
-            ids[[0, 0, 1, 2], [2, -1, -3, -1]] = END_ID
+            ids[[0, 1, 2], [-1, -3, -1]] = END_ID
         if name == "target_ids":
-            ids[:, 0] = ids[0, 3] = START_ID
+            ids[:, 0] = START_ID
     return {
         **{f"input.{name}": ids for name, ids in inputs.items()},
         **{f"output.{name}": array for name, array in answers(model, inputs).items()},

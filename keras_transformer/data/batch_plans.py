@@ -55,7 +55,7 @@ class FewShapes:
 class PackedRows:
     """Batches of one shape, of rows that hold several texts one after another, with little padding.
 
-    For a model built with `packed=True`, which reads each text on its own.
+    The batches bring the number of each token's text, with which a model reads each on its own.
 
     Args:
         row_multiple: the rows of each batch are a multiple of it: the number of replicas.

@@ -14,16 +14,23 @@ from keras_transformer.data.batch_plans import (
     check_shapes,
 )
 from keras_transformer.data.plan_arrays import plan_arrays
-from keras_transformer.data.token_ids import check_no_ends, checked_ids, parts, ranges
+from keras_transformer.data.token_ids import (
+    check_no_ends,
+    checked_ids,
+    parts,
+    ranges,
+    segments_before,
+)
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID
 
 
 class PackedDocuments(PlannedBatchesMixin):
     """Batches of rows that hold several documents one after another, with little padding.
 
-    Use them with a model built with `packed=True`, which reads each document on its own. Batches
-    are token ids and labels, int32, both (batch, length), padded with 0: the model reads a document
-    and its end, id 3, and the labels are shifted by one token. A document longer than a row is
+    Batches are `({"token_ids": ..., "segment_ids": ...}, labels)`, int32, each (batch, length),
+    padded with 0: the model reads a document and its end, id 3, and the labels are shifted by one
+    token. Segments number the documents of a row, so that models such as `language_model` read each
+    on its own; the padding after the last is a segment, too. A document longer than a row is
     split into rows. Every epoch holds each document once; which documents share rows and batches is
     a pure function of seed and epoch; see `PackedPlan`.
 
@@ -53,8 +60,10 @@ class PackedDocuments(PlannedBatchesMixin):
     Examples:
         >>> documents = PackedDocuments([[4, 5], [6], [7, 8, 9]], length=5, batch_size=2)
         >>> inputs, labels = next(iter(documents.epoch()))
-        >>> inputs.numpy().tolist(), labels.numpy().tolist()
+        >>> inputs["token_ids"].numpy().tolist(), labels.numpy().tolist()
         ([[4, 5, 3, 6, 3], [7, 8, 9, 3, 0]], [[5, 3, 0, 3, 0], [8, 9, 3, 0, 0]])
+        >>> inputs["segment_ids"].numpy().tolist()
+        [[0, 0, 0, 1, 1], [0, 0, 0, 0, 1]]
     """
 
     def __init__(
@@ -89,15 +98,17 @@ class PackedDocuments(PlannedBatchesMixin):
         return self._ids.checksum()
 
     def _specs(self, rows, length):
-        return (keras.InputSpec(dtype="int32", shape=(rows, length)),) * 2
+        spec = keras.InputSpec(dtype="int32", shape=(rows, length))
+        return {"token_ids": spec, "segment_ids": spec}, spec
 
     def _batch(self, pieces, shape):
         rows, length = shape
         ids = self._ids.read(self._starts[pieces.values], self._sizes[pieces.values])
         # A piece that fills a row is there with the token after it, and an end that is not read.
         ids = ids.joined(pieces.lengths, rows, length + 2)
-        inputs, labels = ids[:, :length], ids[:, 1 : length + 1]
-        return inputs, np.where(inputs == END_ID, PAD_ID, labels)  # another document follows
+        token_ids, labels = ids[:, :length], ids[:, 1 : length + 1]
+        labels = np.where(token_ids == END_ID, PAD_ID, labels)  # another document follows
+        return {"token_ids": token_ids, "segment_ids": segments_before(token_ids)}, labels
 
 
 def _split(ids, length, new):

@@ -20,7 +20,7 @@ from keras_transformer.data.batch_plans import (
     TextLengths,
     check_shapes,
 )
-from keras_transformer.data.token_ids import check_no_ends, checked_ids
+from keras_transformer.data.token_ids import check_no_ends, checked_ids, segments_before
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 
@@ -52,7 +52,8 @@ class TokenBatches(PlannedBatchesMixin):
         seed: integer that fixes the order of every epoch.
         shapes: None for the least padding, in any shape; `FewShapes` for a step that is compiled
             once for each; `PackedRows` for rows of `max_length` tokens on either side that hold
-            several pairs one after another: no text may then hold the ids 2 and 3.
+            several pairs one after another: no text may then hold the ids 2 and 3, and the inputs
+            also have `source_segment_ids` and `target_segment_ids`, which number the pairs.
         plan_folder: path of a folder for what the order of the batches is read from, about 16 bytes
             per pair; processes that name the same one share it. None keeps it in memory.
 
@@ -130,7 +131,10 @@ class TokenBatches(PlannedBatchesMixin):
         source_ids, target_ids = (
             keras.InputSpec(dtype="int32", shape=(rows, length)) for length in (source, target)
         )
-        return {"source_ids": source_ids, "target_ids": target_ids}, target_ids
+        inputs = {"source_ids": source_ids, "target_ids": target_ids}
+        if self._packed:
+            inputs |= {"source_segment_ids": source_ids, "target_segment_ids": target_ids}
+        return inputs, target_ids
 
     def _batch(self, pairs, shape):
         rows, source, target = shape
@@ -139,11 +143,14 @@ class TokenBatches(PlannedBatchesMixin):
         source_ids = self._sources.take(numbers).joined(counts, rows, source)
         labels = self._targets.take(numbers).joined(counts, rows, target)
         shifted = np.pad(labels[:, :-1], [(0, 0), (1, 0)], constant_values=START_ID)
-        if self._packed:  # where a pair ends, the next one starts
-            shifted[shifted == END_ID] = START_ID
+        inputs = {"source_ids": source_ids, "target_ids": shifted}
+        if self._packed:
+            shifted[shifted == END_ID] = START_ID  # where a pair ends, the next one starts
+            inputs["source_segment_ids"] = segments_before(source_ids)
+            inputs["target_segment_ids"] = segments_before(labels)
         # If the label is padding, the shifted row holds the end of a shorter sentence.
         shifted[labels == PAD_ID] = PAD_ID
-        return {"source_ids": source_ids, "target_ids": shifted}, labels
+        return inputs, labels
 
 
 def _lengths_with_ends(source_ids, target_ids, some):

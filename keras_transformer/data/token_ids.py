@@ -297,3 +297,9 @@ def check_no_ends(ids: IdRows) -> None:
                 f"Packed texts must not hold the ids {START_ID} and {END_ID}, which mark where a "
                 f"text begins and ends. Received: ids that include {forbidden}."
             )
+
+
+def segments_before(ids: np.ndarray) -> np.ndarray:
+    """Numbers the texts of rows of ids, each of which has its end, from 0 in each row."""
+    is_end = ids == END_ID
+    return (np.cumsum(is_end, axis=1) - is_end).astype(np.int32)

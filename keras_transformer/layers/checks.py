@@ -94,6 +94,12 @@ def check_per_token(name, values, *inputs):
         )
 
 
+def check_segments(inputs, segments, name="segments"):
+    """Raises ValueError unless segments are None, or one number for each vector of the inputs."""
+    if segments is not None:
+        check_per_token(name, segments, inputs)
+
+
 def mask_per_token(name, mask, *inputs):
     """A mask as a boolean tensor, or None, after the check of `check_per_token`."""
     if mask is None:

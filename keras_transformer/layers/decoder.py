@@ -10,8 +10,9 @@ from keras import ops
 
 from keras_transformer.layers.attention import given
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
-from keras_transformer.layers.checks import implicit_mask
+from keras_transformer.layers.checks import check_segments, implicit_mask
 from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
+from keras_transformer.ops.segments import within_segments
 
 
 class SourceCallMixin:
@@ -31,8 +32,8 @@ class SourceCallMixin:
             )
         elif source_padding_mask is not None or source_mask is not None:
             raise ValueError(
-                "Masks of a source need one. Give it, or leave out source_padding_mask and "
-                f"source_attention_mask. Received: source=None for {self.name}."
+                "Masks of a source need one. Give it, or leave out source_padding_mask, "
+                f"source_attention_mask and source_segments. Received: source=None for {self.name}."
             )
         return implicit_mask(inputs, padding_mask), source_padding_mask
 
@@ -208,7 +209,10 @@ class Decoder(SourceCallMixin, TransformerStack):
         position_bias: as for `Encoder`.
 
     Call arguments:
-        As for `DecoderBlock`.
+        segments: for rows that hold several texts, the number of each token's text, (batch,
+            target): no text attends to another. None for one text.
+        source_segments: the same for `source`, (batch, source), whose texts have the same numbers.
+        The others as for `DecoderBlock`.
 
     Returns:
         Same shape as `inputs`.
@@ -237,11 +241,21 @@ class Decoder(SourceCallMixin, TransformerStack):
         attention_mask=None,
         source_attention_mask=None,
         attention_bias=None,
+        segments=None,
+        source_segments=None,
         training=None,
     ):
+        source_mask = source_segments if source_attention_mask is None else source_attention_mask
         padding_mask, source_padding_mask = self.padding_masks(
-            inputs, source, padding_mask, source_padding_mask, source_attention_mask
+            inputs, source, padding_mask, source_padding_mask, source_mask
         )
+        check_segments(inputs, segments)
+        attention_mask = within_segments(attention_mask, segments, segments)
+        if source is not None:
+            check_segments(source, source_segments, "source_segments")
+            source_attention_mask = within_segments(
+                source_attention_mask, segments, source_segments
+            )
         outputs, bias = inputs, self.bias_of(inputs, attention_bias)
         for block in self.blocks:
             outputs = block(

@@ -3,7 +3,8 @@
 import keras
 
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
-from keras_transformer.layers.checks import implicit_mask
+from keras_transformer.layers.checks import check_segments, implicit_mask
+from keras_transformer.ops.segments import within_segments
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
@@ -79,7 +80,9 @@ class Encoder(TransformerStack):
             the type "t5" for those of `RelativePositionBias`, or "alibi"; None for none.
 
     Call arguments:
-        As for `EncoderBlock`.
+        segments: for rows that hold several texts, the number of each token's text, (batch,
+            length): no text attends to another. None for one text.
+        The others as for `EncoderBlock`.
 
     Returns:
         Same shape as `inputs`.
@@ -100,11 +103,18 @@ class Encoder(TransformerStack):
         self.build_blocks([inputs_shape])
 
     def call(
-        self, inputs, padding_mask=None, attention_mask=None, attention_bias=None, training=None
+        self,
+        inputs,
+        padding_mask=None,
+        attention_mask=None,
+        attention_bias=None,
+        segments=None,
+        training=None,
     ):
         self._check_inputs(inputs=inputs)
+        check_segments(inputs, segments)
         masks = {"padding_mask": implicit_mask(inputs, padding_mask)}
-        masks["attention_mask"] = attention_mask
+        masks["attention_mask"] = within_segments(attention_mask, segments, segments)
         masks |= self.bias_of(inputs, attention_bias)
         outputs = inputs
         for block in self.blocks:

@@ -8,7 +8,8 @@ from keras import ops
 from keras_transformer.arguments import check_integer, check_number
 from keras_transformer.layers.checks import NotQuantizedMixin, check_per_token, check_vectors
 from keras_transformer.ops.internals import look_up_rows
-from keras_transformer.ops.positions import check_even, segment_positions, sinusoidal_positions
+from keras_transformer.ops.positions import check_even, sinusoidal_positions
+from keras_transformer.ops.segments import segment_positions
 
 # For learned positions, and for all tables of BERT, as in its released code.
 SMALL_STDDEV = 0.02
@@ -35,8 +36,7 @@ class SinusoidalEncoding(keras.layers.Layer):
         inputs: token vectors, (batch, length, dim), dim even.
         start: position of the first token, an integer scalar in tokens.
         segments: for rows that hold several texts, the number of each token's text, (batch,
-            length), as from `ops.segments_after`: positions are then counted from 0 in each
-            text. None for one text.
+            length): positions are then counted from 0 in each text. None for one text.
 
     Returns:
         Same shape and dtype as `inputs`.

@@ -14,9 +14,7 @@ from keras_transformer.models.text_model import (
     has_own_positions,
     size_named,
 )
-from keras_transformer.ops.positions import segment_mask, segments_before
-
-END_ID = 3  # of every document
+from keras_transformer.training.optional_inputs import OptionalInput
 
 # small and medium: the CPU and GPU settings of nanoGPT for Shakespeare
 # (https://github.com/karpathy/nanoGPT, README).
@@ -136,7 +134,6 @@ def language_model(
     max_sequence_length=None,
     size="small",
     scale_embedding=True,
-    packed=False,
     blocks="transformer",
     tie_output=True,
     logit_soft_cap=None,
@@ -156,9 +153,6 @@ def language_model(
             instead, which have no limit, or nothing with rotary positions.
         size: a key of `SIZES`: "small" or "medium".
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
-        packed: whether rows may hold several documents, as from `PackedDocuments`: each ends with
-            id 3, and none attends to another. The weights, and the logits of a row with one
-            document, are the same.
         blocks: "transformer" for those of the paper, or "llama": RMS normalisation, rotary
             positions, SwiGLU, and no biases.
         tie_output: whether the token embeddings also serve as output projection.
@@ -171,6 +165,9 @@ def language_model(
     Returns:
         A `LanguageModel`. Input: `token_ids`, integers (batch, length). Output:
         float32 logits of the next token at each position, (batch, length, vocabulary_size).
+        Without an `attention_pattern` a batch may be a dictionary that also has `segment_ids`, the
+        number of each token's document, (batch, length), as from `PackedDocuments`: each document
+        is then read on its own.
 
     Raises:
         ValueError: if `size`, `blocks` or a dimension is unknown, or hidden_dim is not
@@ -201,14 +198,13 @@ def language_model(
     else:
         positions = PositionEmbedding(max_sequence_length, dtype=dtype, name="positions")
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
-    segments, masks = None, {}
-    if packed:
-        segments = segments_before(token_ids, END_ID)
-        masks["attention_mask"] = segment_mask(segments, segments)
+    segments = None
+    if block.get("attention_pattern") is None:
+        segments = OptionalInput(name="segment_ids")(token_ids)
     vectors = embedding(token_ids)
     if positions is not None:
         vectors = positions(vectors, segments=segments)
-    vectors = Decoder(**block, name="decoder")(dropout(vectors), **masks)
+    vectors = Decoder(**block, name="decoder")(dropout(vectors), segments=segments)
     output_projection = embedding
     if not tie_output:
         output_projection = TokenEmbedding(

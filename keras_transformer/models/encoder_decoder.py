@@ -20,9 +20,9 @@ from keras_transformer.models.text_model import (
     size_named,
 )
 from keras_transformer.ops.masks import padding_mask
-from keras_transformer.ops.positions import segment_mask, segments_after, segments_before
+from keras_transformer.training.optional_inputs import OptionalInput
 
-START_ID, END_ID = 2, 3  # of every target, and of every source
+END_ID = 3  # of every source
 
 # base, big: Vaswani et al. 2017, table 3 (https://arxiv.org/abs/1706.03762).
 # tiny: Wu et al. 2021, section 4.1, for Multi30k (https://aclanthology.org/2021.acl-long.480).
@@ -204,7 +204,6 @@ def translation(
     target_vocabulary_size=None,
     size="base",
     tie_output=True,
-    packed=False,
     output_bias=False,
     scale_embedding=True,
     positions=None,
@@ -226,9 +225,6 @@ def translation(
             embedding table between source and target.
         size: a key of `SIZES`: "tiny", "base" or "big".
         tie_output: whether the target embeddings also serve as output projection.
-        packed: whether rows may hold several pairs, as `PackedRows` makes them: each
-            source ends with id 3, each target begins with id 2, and no pair attends to another.
-            The weights, and the logits of a row with one pair, are the same.
         output_bias: whether the logit of each token has a learned bias.
         scale_embedding: whether token vectors are multiplied by sqrt(hidden_dim).
         positions: arguments of `SinusoidalEncoding` that differ from its defaults, a dictionary;
@@ -250,7 +246,9 @@ def translation(
     Returns:
         A `TranslationModel`. Inputs: a dictionary of `source_ids` (batch, source) and
         `target_ids` (batch, target), integers, 0 for padding. Output: float32 logits,
-        (batch, target, target_vocabulary_size).
+        (batch, target, target_vocabulary_size). Without an `attention_pattern` the dictionary may
+        also have `source_segment_ids` and `target_segment_ids`, the number of each token's pair,
+        in the same shapes, as from `PackedRows`: each pair is then read on its own.
 
     Raises:
         ValueError: if `size`, `blocks` or a dimension is unknown, or hidden_dim is not
@@ -292,13 +290,9 @@ def translation(
     dropout = ReproducibleDropout(block["dropout"], dtype=dtype, name="embedding_dropout")
 
     source_segments = target_segments = None
-    source_masks, target_masks = {}, {}
-    if packed:
-        source_segments = segments_before(source_ids, END_ID)
-        target_segments = segments_after(target_ids, START_ID)
-        source_masks["attention_mask"] = segment_mask(source_segments, source_segments)
-        target_masks["attention_mask"] = segment_mask(target_segments, target_segments)
-        target_masks["source_attention_mask"] = segment_mask(target_segments, source_segments)
+    if block.get("attention_pattern") is None:
+        source_segments = OptionalInput(name="source_segment_ids")(source_ids)
+        target_segments = OptionalInput(name="target_segment_ids")(target_ids)
     seen_ids = source_ids
     if not source_end:
         seen_ids = IgnoredToken(END_ID, dtype=dtype, name="source_without_end")(source_ids)
@@ -308,12 +302,13 @@ def translation(
         return dropout(placed(embedding(ids), add, norm))
 
     source = embedded(source_embedding, seen_ids, source_positions, source_segments, source_norm)
-    source = Encoder(**block, name="encoder")(source, **source_masks)
+    source = Encoder(**block, name="encoder")(source, segments=source_segments)
     target = embedded(target_embedding, target_ids, target_positions, target_segments, target_norm)
     if num_decoder_layers is not None:
         check_integer("num_decoder_layers", num_decoder_layers)
         block["num_layers"] = num_decoder_layers
-    target = Decoder(**block, name="decoder")(target, source, **target_masks)
+    segments = {"segments": target_segments, "source_segments": source_segments}
+    target = Decoder(**block, name="decoder")(target, source, **segments)
     logits = output_projection(target, reverse=True)
     if output_bias:
         logits = VocabularyBias(dtype=dtype, name="output_bias")(logits)

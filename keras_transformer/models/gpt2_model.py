@@ -39,11 +39,12 @@ def gpt2(
         name: name of the model.
         **dimensions: replace values of that size (num_layers, hidden_dim, intermediate_dim,
             num_heads, dropout, attention_dropout), or are the dtype or further arguments of
-            `Decoder`, or `packed`, `tie_output` and `logit_soft_cap` of `language_model`.
+            `Decoder`, or `tie_output` and `logit_soft_cap` of `language_model`.
 
     Returns:
         A `LanguageModel`. Input: `token_ids`, integers (batch, length), all of them
-        tokens. Output: float32 logits, (batch, length, vocabulary_size).
+        tokens, and optional `segment_ids`, as of `language_model`. Output: float32 logits, (batch,
+        length, vocabulary_size).
 
     Raises:
         ValueError: if `size` or a dimension is unknown.

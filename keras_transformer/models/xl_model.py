@@ -18,7 +18,7 @@ from keras_transformer.models.text_model import (
     size_named,
 )
 from keras_transformer.ops.masks import causal_mask, combine_masks
-from keras_transformer.ops.positions import segment_mask, segments_after
+from keras_transformer.ops.segments import segment_mask, segments_after
 
 # enwik8, wikitext103, wikitext103_large: Dai et al. 2019, section 4.1, with the dimensions of
 # the authors' training scripts (https://github.com/kimiyoung/transformer-xl:

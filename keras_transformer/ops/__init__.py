@@ -7,12 +7,8 @@ from keras_transformer.ops.masks import (
     padding_mask,
     valid_length_mask,
 )
-from keras_transformer.ops.positions import (
-    segment_mask,
-    segments_after,
-    segments_before,
-    sinusoidal_positions,
-)
+from keras_transformer.ops.positions import sinusoidal_positions
+from keras_transformer.ops.segments import segment_mask, segments_after
 
 __all__ = [
     "causal_mask",
@@ -21,7 +17,6 @@ __all__ = [
     "padding_mask",
     "segment_mask",
     "segments_after",
-    "segments_before",
     "sinusoidal_positions",
     "valid_length_mask",
 ]

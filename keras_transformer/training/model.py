@@ -2,6 +2,8 @@
 
 import keras
 
+from keras_transformer.training.optional_inputs import OptionalInputsMixin
+
 if keras.backend.backend() == "tensorflow":
     from keras_transformer.training.train_step import TrainStep as OwnStep
 elif keras.backend.backend() == "jax":
@@ -44,7 +46,7 @@ else:
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class Model(OwnStep, keras.Model):
+class Model(OptionalInputsMixin, OwnStep, keras.Model):
     """A Keras model whose train step is the same on any number of replicas.
 
     On TensorFlow a step sums the losses of all tokens, reduces once over all replicas,

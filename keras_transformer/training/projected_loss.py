@@ -21,6 +21,7 @@ from keras_transformer.training.internals import (
 )
 from keras_transformer.training.losses import TokenCrossentropy
 from keras_transformer.training.metrics import PROJECTED_METRICS
+from keras_transformer.training.optional_inputs import optional_inputs_of
 from keras_transformer.training.whole_loss import (
     LossSums,
     StepGradients,
@@ -49,8 +50,13 @@ LABELS_TO_TOKENS = (
 
 
 class OutputProjection(NamedTuple):
-    features_of: keras.Model  # the model up to its output projection
+    model: keras.Model  # up to its output projection
     layer: keras.layers.Layer  # the projection, e.g. a `TokenEmbedding`
+
+    def features_of(self, x, training):
+        """The inputs of the layer for the inputs of a batch."""
+        with optional_inputs_of(self.model, (x,)) as (inputs,):
+            return self.model(inputs, training=training)
 
 
 def find_projection(model, loss):

@@ -41,8 +41,7 @@ MODELS = {
         source_end=False,
         **SMALL,
     ),
-    "packed": lambda: kt.translation(50, size="tiny", packed=True, **SMALL),
-    "packed language model": lambda: kt.language_model(50, packed=True, **SMALL),
+    "language model": lambda: kt.language_model(50, **SMALL),
     "strided language model": lambda: kt.language_model(
         50, attention_pattern={"pattern": "strided", "block_size": 4}, **SMALL
     ),
@@ -55,8 +54,8 @@ MODELS = {
 # layers, is written in each.
 WRITTEN = {
     "onnx": ("strided language model", "transformer_xl", "classifier"),
-    "litert": ("as Marian", "packed language model", "transformer_xl", "bert_pretraining"),
-    "openvino": ("packed", "gpt2", "transformer_xl", "bert_pretraining"),
+    "litert": ("as Marian", "language model", "transformer_xl", "bert_pretraining"),
+    "openvino": ("gpt2", "transformer_xl", "bert_pretraining"),
 }
 
 

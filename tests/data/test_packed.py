@@ -60,6 +60,11 @@ def texts_of(rows, end_id=3):
     return texts
 
 
+def number_of_text(rows, end_id=3):
+    """For each id of some rows how many ends are before it, (rows, length)."""
+    return [[row[:place].count(end_id) for place in range(len(row))] for row in rows.tolist()]
+
+
 def test_each_pair_is_in_each_epoch_once(pairs, batches):
     expected = sorted((*source, 3, *target, 3) for source, target in zip(*pairs, strict=True))
     two = as_numpy(batches.dataset(), 2 * batches.steps_per_epoch)
@@ -68,11 +73,13 @@ def test_each_pair_is_in_each_epoch_once(pairs, batches):
     assert any((a[2] != b[2]).any() for a, b in zip(*epochs, strict=True))
     for epoch in (*epochs, ordered):
         found = []
-        for sources, targets, labels in epoch:
+        for sources, source_segments, targets, target_segments, labels in epoch:
             sides = texts_of(sources), texts_of(labels)
             found += [source + target for source, target in zip(*sides, strict=True)]
             assert (targets[:, 0] == np.where(labels[:, 0] > 0, 2, 0)).all()
             assert ((targets == 0) == (labels == 0)).all()
+            for ids, segments in (sources, source_segments), (labels, target_segments):
+                np.testing.assert_array_equal(segments, number_of_text(ids))
         assert sorted(found) == expected
 
 
@@ -87,7 +94,7 @@ def test_batches_have_one_shape_and_resume_in_the_middle_of_an_epoch(batches):
 
 def test_the_share_of_padding_is_that_of_the_batches(batches):
     epoch = as_numpy(batches.epoch(), batches.steps_per_epoch)
-    ids = np.stack([(sources, labels) for sources, _, labels in epoch])
+    ids = np.stack([(batch[0], batch[-1]) for batch in epoch])
     assert batches.padding == pytest.approx((ids == 0).mean())
     assert batches.padding < 0.1
 
@@ -128,11 +135,8 @@ def test_packed_pairs_have_the_loss_and_gradients_of_pairs_alone(pairs, argument
     ]
     keras.utils.set_random_seed(SEED)
     model = kt.translation(VOCABULARY, **SIZES, **arguments)
-    other = kt.translation(VOCABULARY, **SIZES, **arguments, packed=True)
-    assert [w.path for w in model.weights] == [w.path for w in other.weights]
-    other.set_weights(model.get_weights())
     one_by_one = (batch for batches in alone for batch in batches)
-    assert_same([loss_and_gradients(model, one_by_one), loss_and_gradients(other, packed)])
+    assert_same([loss_and_gradients(model, one_by_one), loss_and_gradients(model, packed)])
 
 
 @pytest.mark.parametrize("learned", [None, pytest.param(29, marks=pytest.mark.slow)])
@@ -141,24 +145,27 @@ def test_packed_documents_have_the_loss_and_gradients_of_documents_alone(documen
     packed = PackedDocuments(few, length=29, batch_size=4)
     alone = [PackedDocuments([document], 29, 1) for document in few]
     keras.utils.set_random_seed(SEED)
-    sizes = {**SIZES, "max_sequence_length": learned}
-    model, other = (kt.language_model(VOCABULARY, **sizes, packed=p) for p in (False, True))
-    other.set_weights(model.get_weights())
+    model = kt.language_model(VOCABULARY, **SIZES, max_sequence_length=learned)
     one_by_one = (batch for batches in alone for batch in batches.epoch())
-    assert_same([loss_and_gradients(model, one_by_one), loss_and_gradients(other, packed.epoch())])
+    assert_same([loss_and_gradients(model, one_by_one), loss_and_gradients(model, packed.epoch())])
 
 
-def test_a_packed_model_gives_a_pair_alone_the_same_logits_and_reloads(pairs, tmp_path):
+def test_a_reloaded_copied_or_composed_model_reads_packed_rows(pairs, tmp_path):
     keras.utils.set_random_seed(SEED)
-    models = [kt.translation(VOCABULARY, **SIZES, packed=packed) for packed in (False, True)]
-    models[1].set_weights(models[0].get_weights())
-    models[1].save(tmp_path / "model.keras")
-    models.append(keras.saving.load_model(tmp_path / "model.keras"))
-    inputs, _ = next(iter(TokenBatches(*pairs, 500, 61).epoch()))
-    plain, *others = [model(inputs) for model in models]
-    real = inputs["target_ids"] != 0
-    for logits in others:
-        np.testing.assert_allclose(logits[real], plain[real], atol=1e-5)
+    model = kt.translation(VOCABULARY, **SIZES)
+    model.save(tmp_path / "model.keras")
+    others = {
+        "loaded": keras.saving.load_model(tmp_path / "model.keras"),
+        "copied": kt.models.copies.copy_with(model, dropout=0.5),
+        "composed": kt.Model(model.input, keras.layers.Identity()(model.output)),
+    }
+    some = [side[:6] for side in pairs]
+    inputs, _ = next(iter(TokenBatches(*some, 500, 61, shapes=PackedRows()).epoch()))
+    expected = model(inputs)
+    assert np.abs(expected - model({name: inputs[name] for name in model.input})).max() > 1e-3
+    for name, other in others.items():
+        np.testing.assert_array_equal(other(inputs), expected, err_msg=name)
+    np.testing.assert_allclose(model.predict(inputs, verbose=0), expected, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -168,7 +175,7 @@ def test_compiled_training_on_packed_pairs_gives_the_weights_of_pairs_alone(pair
     results = []
     for packed in (False, True):
         keras.utils.set_random_seed(SEED)  # of equal weights
-        model = kt.translation(VOCABULARY, **sizes, packed=packed)
+        model = kt.translation(VOCABULARY, **sizes)
         loss = TokenCrossentropy(0.1)
         metrics = [TokenAccuracy(), Perplexity()]
         how = {"jit_compile": packed, "clip_norm": 1.0}
@@ -190,9 +197,10 @@ def test_each_label_of_the_documents_is_in_each_epoch_once(documents):
     assert batches.num_labels == len(expected)
     two = as_numpy(batches.dataset(), 2 * batches.steps_per_epoch)
     for epoch in (two[: batches.steps_per_epoch], two[batches.steps_per_epoch :]):
-        labels = np.concatenate([labels.ravel() for _, labels in epoch])
+        labels = np.concatenate([labels.ravel() for _, _, labels in epoch])
         assert sorted(labels[labels > 0].tolist()) == expected
-        for inputs, labels in epoch:
+        for segments, inputs, labels in epoch:
+            np.testing.assert_array_equal(segments, number_of_text(inputs))
             is_next = (labels[:, :-1] == inputs[:, 1:]) | (labels[:, :-1] == 0)
             assert is_next.all()
             assert (labels[inputs == 3] == 0).all()
@@ -224,4 +232,5 @@ def test_batches_of_one_shape_say_so_before_a_step_runs(batches, documents):
     inputs, labels = batches.dataset().element_spec
     assert inputs["source_ids"].shape == inputs["target_ids"].shape == labels.shape == (30, 61)
     rows = PackedDocuments(documents, length=23, batch_size=7)
-    assert [spec.shape for spec in rows.epoch().element_spec] == [rows.shapes[0].tolist()] * 2
+    specs = tf.nest.flatten(rows.epoch().element_spec)
+    assert [spec.shape for spec in specs] == [rows.shapes[0].tolist()] * 3

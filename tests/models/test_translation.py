@@ -10,6 +10,12 @@ from tests.reference import array, exact, fill
 TINY = {"num_layers": 2, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
 SOURCE = np.array([[5, 9, 4, 3, 0, 0, 0], [7, 7, 1, 8, 10, 6, 3]], "int32")
 TARGET = np.array([[2, 4, 9, 0, 0], [2, 8, 8, 5, 7]], "int32")
+PACKED = {  # both pairs in one row
+    "source_ids": np.delete(SOURCE.ravel(), [4, 5, 6])[None],
+    "target_ids": TARGET.reshape(1, -1),
+    "source_segment_ids": np.repeat([[0, 1]], [4, 7], axis=1),
+    "target_segment_ids": np.repeat([[0, 1]], 5, axis=1),
+}
 OPTIONS = {
     "paper": {"normalize_first": False},
     "pre-norm": {},
@@ -90,15 +96,16 @@ def test_a_saved_model_is_the_same_after_reloading(options, tmp_path):
 
 def test_learned_positions_are_counted_in_each_pair_of_a_packed_row():
     options = {**OPTIONS["learned"], "max_sequence_length": 11}
-    model, packed = model_of(**options), model_of(**options, packed=True)
-    packed.set_weights(model.get_weights())
-    source, target = np.delete(SOURCE.ravel(), [4, 5, 6])[None], TARGET.reshape(1, -1)
+    model = model_of(**options)
     expected = score(model, SOURCE[1:], TARGET[1:])
-    np.testing.assert_allclose(score(packed, source, target)[:, 5:], expected, atol=1e-5)
-    longer = {"source_ids": np.pad(source, [[0, 0], [0, 1]]), "target_ids": target}
+    np.testing.assert_allclose(array(model(PACKED))[:, 5:], expected, atol=1e-5)
+    longer = PACKED | {
+        name: np.pad(PACKED[name], [[0, 0], [0, 1]])
+        for name in ("source_ids", "source_segment_ids")
+    }
     # On TensorFlow of the data, on JAX of the layer.
     with pytest.raises(ValueError, match=r"at most 11 tokens.*length 12|max_sequence_length=11"):
-        packed.predict(longer, verbose=0)
+        model.predict(longer, verbose=0)
 
 
 def test_several_beams_equal_repeated_rows():
@@ -176,10 +183,7 @@ def test_a_model_without_source_ends_sees_none_in_packed_rows_either():
     np.testing.assert_array_equal(score(model, np.where(SOURCE == 3, 0, SOURCE)), logits)
     scores = model.attention_scores(SOURCE, TARGET)["cross"][0]
     assert not array(scores)[0, :, :, 3].any(), "the end of the first source"
-    packed = model_of(source_end=False, packed=True)
-    packed.set_weights(model.get_weights())
-    source, target = np.delete(SOURCE.ravel(), [4, 5, 6])[None], TARGET.reshape(1, -1)
-    np.testing.assert_allclose(score(packed, source, target)[:, 5:], logits[1:], atol=1e-5)
+    np.testing.assert_allclose(array(model(PACKED))[:, 5:], logits[1:], atol=1e-5)
 
 
 @pytest.mark.parametrize("options", OPTIONS)

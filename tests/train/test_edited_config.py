@@ -208,16 +208,6 @@ def test_every_command_checks_an_edited_config(run_of, text, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_packed_by_hand_is_not_believed(run_of, text, tmp_path, capsys):
-    run = shutil.copytree(run_of("translation"), tmp_path / "run")
-    edit(run, packed=True)
-    flags = [*text[:2], *text[4:6], "--pretrained", run, "--packed", "--run", tmp_path / "tuned"]
-    assert "--packed needs a --pretrained that was trained with --packed" in refused(
-        translation.main, flags, capsys
-    )
-
-
-@pytest.mark.slow
 def test_a_pretrained_of_another_command_is_named_as_such(run_of, text, tmp_path, capsys):
     run = run_of("translation")
     flags = ["--text", text[3], "--pretrained", run, "--run", tmp_path / "tuned"]

@@ -66,6 +66,19 @@ def test_packed_documents_resume_exactly_and_are_continued(tmp_path, capsys, mon
     assert len(Generator.load(runs[0])(["it "], max_tokens=5)) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
+def test_any_run_is_tuned_with_packed_rows_or_without(run_of, text, tmp_path, capsys):
+    before = run_of("translation")
+    flags = [*text[:2], *text[4:6], "--max-length=24", "--steps=2", "--average=1"]
+    for flag, is_packed in (("--packed", True), ("--no-packed", False)):
+        run = tmp_path / flag
+        translation.main([*flags, flag, "--pretrained", str(before), "--run", str(run)])
+        assert ("; 1 shape, " in capsys.readouterr().out) == is_packed
+        assert len(Translator.load(run)(["a b c", "d"])) == 2
+        before = run
+
+
 def test_documents_end_after_empty_lines_and_lose_nothing(tmp_path):
     (tmp_path / "text.txt").write_bytes(b"\n\na b\nc\n\n\nb\r\n\r\nc")
     documents = read_documents(tmp_path / "text.txt")

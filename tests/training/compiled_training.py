@@ -44,7 +44,7 @@ def translated(shapes):
         TokenBatches(*(side[:count] for side in sides), 700, 50, shapes=shapes)
         for count in (500, 200)
     ]
-    model = kt.translation(30, **SIZES, packed=isinstance(shapes, PackedRows))
+    model = kt.translation(30, **SIZES)
     return model, batches, {"loss": TokenCrossentropy(), "metrics": [TokenAccuracy()]}
 
 
@@ -52,7 +52,7 @@ def documents():
     texts = drawn(LENGTHS)
     batches = [PackedDocuments(texts[:count], 24, 20) for count in (500, 130)]
     return (
-        kt.language_model(30, **{**SIZES, "size": "small"}, packed=True),
+        kt.language_model(30, **{**SIZES, "size": "small"}),
         batches,
         {"loss": TokenCrossentropy()},
     )

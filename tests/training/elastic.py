@@ -51,13 +51,12 @@ def kinds():
     labels = np.eye(2)[[0, 1, 1, 0] * 5]
     batches["labelled"] = LabelledBatches(texts, labels, "ab", 16, 4, 2, shapes=FewShapes(2))
     tokens = kt.TokenCrossentropy(0.1)
-    packed = {**block, "packed": True}
     passages, pieces = pretraining()
     builders = {
         "few": (translation, (VOCABULARY,), block, tokens),
-        "packed": (translation, (VOCABULARY,), packed, tokens),
+        "packed": (translation, (VOCABULARY,), block, tokens),
         "labelled": (classifier, (VOCABULARY, 2), block, LABELS),
-        "documents": (language_model, (VOCABULARY,), packed, tokens),
+        "documents": (language_model, (VOCABULARY,), block, tokens),
         "windows": (language_model, (104,), block, tokens),
     }
     made = {
