@@ -23,6 +23,7 @@ from .devices import choose_devices, exit_when_a_worker_is_lost, make_determinis
 from .progress import (
     EpochLog,
     EpochSums,
+    StepLog,
     StopWithoutProgress,
     check_log,
     line_files,
@@ -177,6 +178,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
         callbacks.append(StopWithoutProgress(config.patience))
     if is_chief:
         callbacks += [*experiment.callbacks(run, tokenizer), EpochLog(run.history_file)]
+        callbacks.append(StepLog(run.losses_file, config.steps, batches.steps_per_epoch))
         if config.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))
         log = lock.enter_context(opened_log(log_file))

@@ -31,7 +31,7 @@ def save_pictures(run, attention, loss_unit="nats per token"):
         "attention.html": lambda path: path.write_text(page, "ascii"),
     }
     if history := run.history():  # empty if a run was killed at the end of its only epoch
-        curves = figures.learning_curves(history, loss_unit=loss_unit)
+        curves = figures.learning_curves(history, loss_unit=loss_unit, losses=run.losses())
         writers["learning_curves.png"] = _png_writer(curves)
     paths = [run.path / name for name in writers]
     for path, write in zip(paths, writers.values(), strict=True):

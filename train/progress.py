@@ -13,9 +13,12 @@ import keras
 import numpy as np
 
 from keras_transformer.files import atomic_path, check_writable
+from keras_transformer.training.distribution import has_workers
+from keras_transformer.training.internals import loss_tracker
 from keras_transformer.training.optimizers import batches_taken
 
 LINE_EVERY = 100  # steps
+ROWS_OF_A_RUN = 100
 
 
 class ProgressBar(keras.callbacks.ProgbarLogger):
@@ -126,10 +129,7 @@ def line_files(log):
 
 
 class EpochLog(keras.callbacks.Callback):
-    """Writes the logs of each epoch to a CSV file, which it replaces as a whole each time.
-
-    Keras's `CSVLogger` appends: a full disk leaves half a row, and an epoch that is repeated
-    after an interruption appears twice.
+    """Writes the logs of each epoch to a CSV file.
 
     Args:
         path: path of the file; earlier epochs in it are kept.
@@ -140,15 +140,69 @@ class EpochLog(keras.callbacks.Callback):
         self._path = pathlib.Path(path)
 
     def on_epoch_end(self, epoch, logs=None):
-        rows = {number: row for number, row in read_epochs(self._path).items() if number < epoch}
-        rows[epoch] = measured(logs)
-        names = sorted(set().union(*rows.values()))
-        text = io.StringIO()
-        writer = csv.DictWriter(text, ["epoch", *names], restval="NA", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows({"epoch": number, **row} for number, row in sorted(rows.items()))
-        with atomic_path(self._path) as draft:
-            draft.write_text(text.getvalue())
+        _add_row(self._path, "epoch", epoch, measured(logs))
+
+
+class StepLog(keras.callbacks.Callback):
+    """Writes the training loss within epochs to a CSV file, about a hundred times in a run.
+
+    A row holds the step, the epochs until then, a fraction, and the mean loss since the row before
+    or the beginning of the epoch. Several workers would have to read the loss together, and each of
+    them at the same step, so they write none.
+
+    Args:
+        path: path of the file; earlier rows in it are kept.
+        steps: number of steps of the run.
+        per_epoch: number of steps of an epoch.
+
+    Attributes:
+        saved_state: sum and count of the loss at the last row, a list kept with each checkpoint.
+    """
+
+    async_safe = True
+
+    def __init__(self, path, steps, per_epoch):
+        super().__init__()
+        self._path, self._per_epoch = pathlib.Path(path), per_epoch
+        self._every = max(1, steps // ROWS_OF_A_RUN)
+        self.saved_state = [0.0, 0.0]
+
+    def on_train_begin(self, logs=None):
+        self._loss = loss_tracker(self.model)
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._before = batches_taken(self.model)
+        if not self._loss.count.numpy():  # else an interrupted epoch resumes
+            self.saved_state[:] = [0.0, 0.0]
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self._before + batch + 1) % self._every or has_workers(self.model.distribute_strategy):
+            return
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()  # the values stay in the loop of `fit`
+        step = batches_taken(self.model)  # the next one may run already, with its loss
+        sums = [float(self._loss.total.numpy()), float(self._loss.count.numpy())]
+        total, count = (now - before for now, before in zip(sums, self.saved_state, strict=True))
+        self.saved_state[:] = sums
+        if count > 0:
+            row = {"epochs": step / self._per_epoch, "loss": total / count}
+            _add_row(self._path, "step", step, row)
+
+
+def _add_row(path, key, number, row):
+    """Replaces a CSV file by one with the rows of lower numbers and a new one.
+
+    Keras's `CSVLogger` appends: a full disk leaves half a row, and an epoch that is repeated
+    after an interruption appears twice.
+    """
+    rows = {each: row for each, row in read_log(path).items() if each < number} | {number: row}
+    names = sorted(set().union(*rows.values()))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [key, *names], restval="NA", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: each, **row} for each, row in sorted(rows.items()))
+    with atomic_path(path) as draft:
+        draft.write_text(text.getvalue())
 
 
 class EpochSums(keras.callbacks.Callback):
@@ -217,25 +271,25 @@ class StopWithoutProgress(keras.callbacks.Callback):
         return bool(losses and 0 < self._patience <= len(losses) - 1 - np.argmin(losses))
 
 
-def read_epochs(path):
-    """Reads what `EpochLog` wrote: a dict from the number of an epoch, from 0, to its logs.
+def read_log(path):
+    """Reads what `EpochLog` or `StepLog` wrote: {number of epoch, from 0, or of step: its logs}.
 
     Rows that cannot be read are skipped with a warning: only the pictures need them.
     """
     if not path.exists():
         return {}
     header, *lines = path.read_bytes().decode(errors="replace").split("\n")
-    names, epochs, damaged = header.strip().split(",")[1:], {}, 0
+    names, rows, damaged = header.strip().split(",")[1:], {}, 0
     for line in filter(None, map(str.strip, lines)):
         number, *values = line.split(",")
         try:
             pairs = zip(names, values, strict=True)
             row = {name: float(value) for name, value in pairs if value != "NA"}
-            epochs[int(number)] = row
+            rows[int(number)] = row
         except ValueError:
             damaged += 1
     if damaged:
         logging.getLogger(__name__).warning(
             "%s is damaged: %d of its rows cannot be read and are skipped.", path, damaged
         )
-    return epochs
+    return rows

@@ -27,7 +27,7 @@ from keras_transformer.serving.run_folder import FORMAT, checksum_of
 from keras_transformer.training.callbacks import save_model
 from keras_transformer.training.checkpoint_files import steps_in
 
-from .progress import StopWithoutProgress, read_epochs
+from .progress import StopWithoutProgress, read_log
 from .training_config import MAY_CHANGE, describe_changes
 
 
@@ -53,6 +53,7 @@ class Run(RunFolder):
         self.checkpoints = self.path / "checkpoints"
         self.pretrained_file = self.path / "pretrained.npz"
         self.history_file = self.path / "history.csv"
+        self.losses_file = self.path / "losses.csv"
         # While it exists, the model lacks steps that the run was given after it was finished.
         self.goes_on_file = self.path / "goes-on"
 
@@ -227,6 +228,11 @@ class Run(RunFolder):
 
     def history(self):
         """The logs of all epochs so far, {name: list of numbers}; NaN for what was not measured."""
-        rows = [row for _, row in sorted(read_epochs(self.history_file).items())]
+        rows = [row for _, row in sorted(read_log(self.history_file).items())]
         names = dict.fromkeys(name for row in rows for name in row)
         return {name: [row.get(name, math.nan) for row in rows] for name in names}
+
+    def losses(self):
+        """The training loss within epochs, {epochs until then: loss}."""
+        rows = [row for _, row in sorted(read_log(self.losses_file).items())]
+        return {row["epochs"]: row["loss"] for row in rows if row.keys() == {"epochs", "loss"}}

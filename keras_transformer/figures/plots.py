@@ -11,7 +11,7 @@ from keras_transformer.arguments import check_integer
 
 LINE_COLORS = ("#2f6fb5", "#d9772b")  # in order of use; distinguishable with any colour vision
 INK = "#333333"
-PANELS_IN_A_ROW = 3
+PANELS_IN_A_ROW = 4
 
 
 def positional_encoding(encoding, title="Positional encoding"):
@@ -67,11 +67,11 @@ def positional_encoding(encoding, title="Positional encoding"):
 
 
 def learning_curves(
-    history, title="Learning curves", loss_unit="nats per token", validation_freq=None
+    history, title="Learning curves", loss_unit="nats per token", validation_freq=None, losses=None
 ):
     """Draws loss and metrics over epochs, training and validation together.
 
-    Each metric has a panel, three to a row; `val_loss` is drawn in the panel of `loss`. A
+    Each metric has a panel, at most four in a row; `val_loss` is drawn in the panel of `loss`. A
     validation curve with fewer points was measured every few epochs and is drawn at those. NaN
     stands for an epoch without a measurement, which the line skips. Perplexity has a logarithmic
     axis.
@@ -83,6 +83,8 @@ def learning_curves(
         loss_unit: unit of the loss, written on its axis.
         validation_freq: that of `fit`, every how many epochs the validation set was measured; None
             if the numbers of points tell it.
+        losses: {epochs, a fraction: training loss} for a curve that begins within the first epoch,
+            in place of the history's training loss; None or empty for that of the history.
 
     Returns:
         A `matplotlib.figure.Figure` with one panel per metric, in the order of `history`.
@@ -102,8 +104,8 @@ def learning_curves(
     metrics = list(dict.fromkeys(name.removeprefix("val_") for name in history))
     if not metrics:
         raise ValueError("history must hold at least one metric, e.g. 'loss'. Received: none.")
-    columns = min(len(metrics), PANELS_IN_A_ROW)
-    rows = -(-len(metrics) // columns)
+    rows = -(-len(metrics) // PANELS_IN_A_ROW)
+    columns = -(-len(metrics) // rows)
     figure = new_figure((1.2 + 3.6 * columns, 0.8 + 3.0 * rows), title)
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(metrics) :]:
@@ -122,6 +124,8 @@ def learning_curves(
             # A line through a single epoch would be invisible without a marker.
             marker = "o" if num_epochs <= 30 else None
             points = epochs[measured], np.asarray(values)[measured]
+            if losses and (metric, label) == ("loss", "training"):
+                points, marker = (list(losses), list(losses.values())), None
             axes.plot(*points, label=label, color=color, marker=marker, markersize=3.5)
         words = metric.replace("_", " ")
         unit = f", {loss_unit}" if metric == "loss" else ""

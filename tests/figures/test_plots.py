@@ -219,14 +219,24 @@ def test_an_epoch_without_a_measurement_is_left_out():
     assert png(figure)
 
 
-def test_panels_are_three_to_a_row_and_perplexity_is_logarithmic():
-    names = ["loss", "perplexity", "accuracy", "rate"]
+@pytest.mark.parametrize(("count", "rows"), [(1, [1]), (4, [4]), (5, [3, 2]), (7, [4, 3])])
+def test_no_panel_has_a_row_for_itself_and_perplexity_is_logarithmic(count, rows):
+    names = ["loss", "perplexity", "accuracy", "rate", "bleu", "chrf", "speed"][:count]
     figure = figures.learning_curves({name: [3.0, 2.0] for name in names})
-    assert [axes.get_yscale() for axes in figure.axes] == ["linear", "log", "linear", "linear"]
-    width, height = figure.get_size_inches()
-    assert 0.5 < height / width < 1, "a page, not a strip"
+    scales = [axes.get_yscale() for axes in figure.axes]
+    assert scales == ["log" if name == "perplexity" else "linear" for name in names]
     tops = [round(axes.get_position().y1, 2) for axes in figure.axes]
-    assert tops[0] == tops[1] == tops[2] > tops[3]
+    assert [tops.count(top) for top in dict.fromkeys(tops)] == rows
+
+
+def test_losses_within_epochs_begin_before_the_first_epoch_ends():
+    losses = {0.25: 5.0, 0.5: 4.0, 2.0: 1.0}
+    history = {"loss": [3.0, 2.0], "val_loss": [2.5, 2.0]}
+    training, validation = figures.learning_curves(history, losses=losses).axes[0].lines
+    assert dict(zip(*training.get_data(), strict=True)) == losses
+    assert validation.get_xdata().tolist() == [1, 2]
+    [training] = figures.learning_curves({"loss": [3.0]}, losses={}).axes[0].lines
+    assert training.get_xdata().tolist() == [1], "an empty log, as of several workers"
 
 
 def test_curves_without_points_are_refused():

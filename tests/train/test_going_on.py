@@ -12,7 +12,7 @@ from keras_transformer.serving import RunFolder
 from keras_transformer.training.checkpoint_files import steps_in
 from train import translation
 from train.language_model import LanguageModelConfig
-from train.progress import read_epochs
+from train.progress import read_log
 from train.run import Run
 from train.training_config import MAY_CHANGE
 from train.translation import TranslationConfig
@@ -167,7 +167,7 @@ def test_bleu_may_be_measured_later_and_no_more(text, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "3 steps, 1 per epoch" in said
     assert "--bleu-every was 0 and is 1." in said and "--bleu-every was 1 and is 0." in said
-    rows = read_epochs(run.history_file).values()
+    rows = read_log(run.history_file).values()
     assert ["val_bleu" in row for row in rows] == [False, True, False]
     history = run.history()
     assert np.isfinite(history["val_bleu"]).tolist() == [False, True, False]
@@ -194,7 +194,7 @@ def test_a_finished_run_goes_on_with_more_steps_as_if_it_had_them_from_the_start
     for a, b in zip(one, two, strict=True):
         np.testing.assert_array_equal(a, b)
     # Also the epoch within which it had ended, although validation has used the same metrics since.
-    (ours,), (theirs,) = (read_epochs(path / "history.csv").values() for path in (run, whole))
+    (ours,), (theirs,) = (read_log(path / "history.csv").values() for path in (run, whole))
     for name in theirs.keys() - {"tokens_per_second"}:
         assert float(ours[name]) == pytest.approx(float(theirs[name]), rel=1e-5), name
 

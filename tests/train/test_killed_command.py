@@ -10,7 +10,7 @@ import pytest
 from keras_transformer.serving import RunFolder, Translator
 from keras_transformer.serving.publishing.c_api import ask
 from train import translation
-from train.progress import read_epochs
+from train.progress import read_log
 
 from .conftest import SETTINGS
 
@@ -48,7 +48,7 @@ def test_a_killed_command_resumes_to_the_same_weights_and_is_exported(
     for one, other in zip(*(model.weights for model in models), strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
     # An epoch that was interrupted counts as a whole.
-    ours, theirs = (read_epochs(path / "history.csv") for path in (run, trained))
+    ours, theirs = (read_log(path / "history.csv") for path in (run, trained))
     assert len(ours) == len(theirs) > 1
     for epoch, row in ours.items():
         row.pop("tokens_per_second")

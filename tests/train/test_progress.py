@@ -1,14 +1,18 @@
 """What a run shows while it trains: a bar on a terminal, plain lines everywhere else."""
 
+import itertools
 import os
 import pty
 import re
 import sys
 import threading
 
+import keras
+import numpy as np
 import pytest
 
-from train import translation
+import keras_transformer as kt
+from train import progress, translation
 
 from .conftest import SETTINGS
 
@@ -94,3 +98,25 @@ def _read(terminal):
         return os.read(terminal, 65536)
     except OSError:  # Linux's end of a terminal whose other side is closed
         return b""
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(("is_late", "steps"), [(False, [2, 4]), (True, [3, 4])])
+def test_losses_within_an_epoch_are_means_over_tokens(is_late, steps, tmp_path, monkeypatch):
+    """A callback that cannot read late logs makes the log read each step before the next one."""
+    monkeypatch.setattr(progress, "ROWS_OF_A_RUN", 2)
+    ids, labels = np.random.default_rng(0).integers(1, 7, (2, 8, 5))
+    starts = [0, 1, 4, 5, 8]  # of four batches, in rows
+    batches = [(ids[a:b], labels[a:b]) for a, b in itertools.pairwise(starts)]
+    model = kt.language_model(7, num_layers=1, num_heads=1, hidden_dim=4, intermediate_dim=4)
+    model.compile(keras.optimizers.SGD(0.0), kt.TokenCrossentropy())
+    callbacks = [progress.StepLog(tmp_path / "losses.csv", steps=4, per_epoch=4)]
+    if not is_late:
+        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=print))
+    model.fit((pair for pair in batches), steps_per_epoch=4, callbacks=callbacks, verbose=0)
+    rows = progress.read_log(tmp_path / "losses.csv")
+    assert {step: row["epochs"] for step, row in rows.items()} == {s: s / 4 for s in steps}
+    for before, step in itertools.pairwise([0, *steps]):
+        part = slice(starts[before], starts[step])
+        expected = model.evaluate(ids[part], labels[part], verbose=0, return_dict=True)["loss"]
+        assert rows[step]["loss"] == pytest.approx(expected, rel=1e-5)

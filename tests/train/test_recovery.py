@@ -14,7 +14,7 @@ from keras_transformer.tokenizers import SymbolTokenizer
 from keras_transformer.tokenizers.sentencepiece import train_sentencepiece
 from train import loop, translation
 from train.loop import train_run
-from train.progress import EpochLog, read_epochs
+from train.progress import EpochLog, read_log
 from train.run import Run
 from train.translation import TranslationConfig, TranslationExperiment
 
@@ -88,6 +88,8 @@ def test_a_broken_run_ends_with_the_weights_of_a_whole_one(runs, expected, tmp_p
     assert_same_model(run, expected, "bit for bit")
     ours, theirs = (Run(path, TranslationConfig).history() for path in (run, runs / "finished"))
     assert ours["val_loss"] == theirs["val_loss"] and len(ours["loss"]) == len(theirs["loss"])
+    ours, theirs = (Run(path, TranslationConfig).losses() for path in (run, runs / "finished"))
+    assert ours[2.2] == theirs[2.2] and len(ours) == 11, "one row for each of the 11 steps"
 
 
 def test_a_run_and_its_parents_may_have_any_name_and_it_may_be_a_link_to_an_empty_folder(
@@ -282,7 +284,7 @@ def test_a_log_of_epochs_has_each_epoch_once_and_leaves_out_what_it_cannot_read(
     assert (tmp_path / "history.csv").read_text() == ("epoch,loss,rate\n0,3.0,7.0\n1,2.5,7\n")
     with open(tmp_path / "history.csv", "ab") as file:
         file.write(b"2,1.\xff5,7\n3,1.0\n\x00\n4,0.5,8\n")
-    assert read_epochs(tmp_path / "history.csv") == {
+    assert read_log(tmp_path / "history.csv") == {
         0: {"loss": 3.0, "rate": 7.0}, 1: {"loss": 2.5, "rate": 7.0}, 4: {"loss": 0.5, "rate": 8.0}
     }  # fmt: skip
     assert "history.csv is damaged: 3 of its rows cannot be read" in caplog.text
