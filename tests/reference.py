@@ -4,6 +4,11 @@ import keras
 import numpy as np
 
 
+def pair(projection):
+    """Kernel and bias of a `Projection`."""
+    return projection.kernel, projection.bias
+
+
 def normal(*shape):
     return np.random.normal(size=shape).astype("float32")
 
@@ -43,11 +48,11 @@ def multi_head_attention(layer, query, value=None, mask=None):
     """Outputs and weights of our layer, head by head; mask (batch, target, source)."""
     if value is None:
         value = query
-        kernels = np.split(exact(layer.query_key_value[0]), 3)
-        biases = np.split(exact(layer.query_key_value[1]), 3)
+        kernels = np.split(exact(layer.query_key_value.kernel), 3)
+        biases = np.split(exact(layer.query_key_value.bias), 3)
     else:
-        kernels = [exact(layer.query[0]), *np.split(exact(layer.key_value[0]), 2)]
-        biases = [exact(layer.query[1]), *np.split(exact(layer.key_value[1]), 2)]
+        kernels = [exact(layer.query.kernel), *np.split(exact(layer.key_value.kernel), 2)]
+        biases = [exact(layer.query.bias), *np.split(exact(layer.key_value.bias), 2)]
     inputs = (query, value, value)
     projected = [x @ w.T + b for x, w, b in zip(inputs, kernels, biases, strict=True)]
     contexts, weights = [], []
@@ -56,8 +61,8 @@ def multi_head_attention(layer, query, value=None, mask=None):
     ):
         weights.append(attention_weights(queries, keys, mask))
         contexts.append(weights[-1] @ values)
-    outputs = np.concatenate(contexts, axis=-1) @ exact(layer.output_projection[0]).T
-    return outputs + exact(layer.output_projection[1]), np.stack(weights, axis=1)
+    outputs = np.concatenate(contexts, axis=-1) @ exact(layer.output_projection.kernel).T
+    return outputs + exact(layer.output_projection.bias), np.stack(weights, axis=1)
 
 
 def relative_attention(layer, inputs, memory=None, mask=None):
@@ -65,13 +70,13 @@ def relative_attention(layer, inputs, memory=None, mask=None):
     source = inputs if memory is None else np.concatenate([memory, inputs], axis=1)
     past, num_heads = source.shape[1] - inputs.shape[1], layer.num_heads
     patterns = positions(source.shape[1], source.shape[2])
-    kernel, bias = layer.query_key_value
+    kernel, bias = pair(layer.query_key_value)
     projected = np.stack(
         np.split(source @ exact(kernel).T + (0 if bias is None else exact(bias)), 3, -1)
     )
     projected = np.stack(np.split(projected, num_heads, axis=-1), axis=2)
     queries, keys, values = projected  # each (batch, heads, source, key_dim)
-    distances = np.split(patterns @ exact(layer.distance_projection[0]).T, num_heads, axis=-1)
+    distances = np.split(patterns @ exact(layer.distance_projection.kernel).T, num_heads, axis=-1)
     u, v = exact(layer.content_bias)[:, 0], exact(layer.distance_bias)[:, 0]
     weights = np.zeros((len(inputs), num_heads, inputs.shape[1], source.shape[1]))
     mask = np.broadcast_to(True if mask is None else mask, weights[:, 0].shape)
@@ -86,8 +91,8 @@ def relative_attention(layer, inputs, memory=None, mask=None):
     total = weights.sum(axis=-1, keepdims=True)
     weights /= np.where(total == 0, 1, total)
     context = np.concatenate(np.moveaxis(weights @ values, 1, 0), axis=-1)
-    outputs = context @ exact(layer.output_projection[0]).T
-    bias = layer.output_projection[1]
+    outputs = context @ exact(layer.output_projection.kernel).T
+    bias = layer.output_projection.bias
     return outputs + (0 if bias is None else exact(bias)), weights
 
 
@@ -98,8 +103,8 @@ def layer_norm(layer, inputs):
 
 
 def feed_forward(layer, inputs):
-    hidden = inputs @ exact(layer.widen[0]).T + exact(layer.widen[1])
-    return np.maximum(hidden, 0) @ exact(layer.narrow[0]).T + exact(layer.narrow[1])
+    hidden = inputs @ exact(layer.widen.kernel).T + exact(layer.widen.bias)
+    return np.maximum(hidden, 0) @ exact(layer.narrow.kernel).T + exact(layer.narrow.bias)
 
 
 def residual(layer, inputs, sublayer):

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from tests.reference import array
+from tests.reference import array, pair
 
 
 def copy_attention(ours, theirs):
     if hasattr(ours, "query_key_value"):
-        kernel, bias = (array(weight) for weight in ours.query_key_value)
+        kernel, bias = (array(weight) for weight in pair(ours.query_key_value))
     else:
         kernel, bias = (
             np.concatenate([array(query), array(key_value)])
-            for query, key_value in zip(ours.query, ours.key_value, strict=True)
+            for query, key_value in zip(pair(ours.query), pair(ours.key_value), strict=True)
         )
     _set(theirs.in_proj_weight, kernel)
     _set(theirs.in_proj_bias, bias)
@@ -45,7 +45,7 @@ def _copy_feed_forward(ours, theirs):
 
 
 def _copy_linear(ours, theirs):
-    kernel, bias = ours
+    kernel, bias = pair(ours)
     _set(theirs.weight, array(kernel))
     _set(theirs.bias, array(bias))
 

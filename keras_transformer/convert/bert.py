@@ -37,7 +37,6 @@ from keras_transformer.models.bert_models import (
     BertClassifierModel,
     BertModel,
     BertQuestionAnsweringModel,
-    BertTokenLabellerModel,
     bert,
     bert_classifier,
     bert_pretraining,
@@ -388,7 +387,7 @@ def full_name(model, name):
 
 def labels_texts(model):
     """Whether a BERT has the head for labels of whole texts."""
-    return isinstance(model, BertClassifierModel) and not isinstance(model, BertTokenLabellerModel)
+    return isinstance(model, BertClassifierModel)
 
 
 def pooler_of(model):

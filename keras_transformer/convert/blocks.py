@@ -84,15 +84,15 @@ def check_dense(stack, library="Hugging Face", needs_bias=True):
         needs_bias: whether the projections must have biases.
     """
     check_attention(stack, library)
-    kernel, bias = stack.blocks[0].self_attention.output_projection
-    square = kernel.shape[0] == kernel.shape[1]
-    lacks_bias = needs_bias and bias is None
+    output = stack.blocks[0].self_attention.output_projection
+    square = output.kernel.shape[0] == output.kernel.shape[1]
+    lacks_bias = needs_bias and output.bias is None
     if stack.attention_pattern is not None or not square or lacks_bias or stack.lora:
         raise ConversionError(
             f"{library} needs dense attention{' with biases' * needs_bias}, heads that together "
             "are as wide as the model, and no unmerged LoRA. Received: "
             f"attention_pattern={stack.attention_pattern!r}, key_dim={stack.key_dim!r}, "
-            f"use_bias={bias is not None}, lora={stack.lora!r}."
+            f"use_bias={output.bias is not None}, lora={stack.lora!r}."
         )
 
 

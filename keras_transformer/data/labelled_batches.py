@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.data.batch_plans import (
     FewShapes,
     LengthPlan,
@@ -34,13 +35,6 @@ def cut_middle(ids: IdRows, max_length: int) -> IdRows:
     after = np.repeat(lengths, lengths) - (max_length - before)
     kept = (places < before) | (places >= after)
     return IdRows(ids.values[kept], np.minimum(lengths, max_length))
-
-
-def check_max_length(max_length: int) -> None:
-    if max_length < 1:
-        raise ValueError(
-            f"max_length must be at least 1 token of a text. Received: max_length={max_length}."
-        )
 
 
 class LabelledBatches(PlannedBatchesMixin):
@@ -108,9 +102,10 @@ class LabelledBatches(PlannedBatchesMixin):
         plan_folder=None,
     ):
         check_shapes(shapes, FewShapes)
+        check_integer("tokens_per_batch", tokens_per_batch)
         ids = checked_ids(ids, "ids")
         if max_length is not None:
-            check_max_length(max_length)
+            check_integer("max_length", max_length)
         labels = np.asarray(labels, np.float32)
         columns = len(names) or (max(1, labels.shape[1]) if labels.ndim == 2 else 1)
         if labels.shape != (len(ids), columns) or not _are_allowed(labels, bool(len(names))):

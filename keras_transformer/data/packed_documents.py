@@ -6,6 +6,7 @@ import pathlib
 import keras
 import numpy as np
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.data.batch_plans import (
     PackedPlan,
     PackedRows,
@@ -70,15 +71,14 @@ class PackedDocuments(PlannedBatchesMixin):
         self, ids, length, batch_size, seed=0, shapes: PackedRows | None = None, plan_folder=None
     ):
         check_shapes(shapes, PackedRows)
+        check_integer("length", length)
+        check_integer("batch_size", batch_size)
         ids = checked_ids(ids, "ids")
         check_no_ends(ids)
         self._ids = ids
         self.num_documents, self.num_tokens = len(ids), ids.num_ids
-        if min(length, batch_size, self.num_tokens) < 1:
-            raise ValueError(
-                "Expected at least one token, and a length and batch_size of at least 1. Received: "
-                f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
-            )
+        if not self.num_tokens:
+            raise ValueError("Expected documents of at least one token together. Received: none.")
         self.num_labels = self.num_tokens  # each is one, but the first; so is the end
 
         def known_by():

@@ -11,6 +11,7 @@ import zlib
 import keras
 import numpy as np
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.data.batch_plans import (
     FewShapes,
     LengthPlan,
@@ -38,8 +39,8 @@ class TokenBatches(PlannedBatchesMixin):
     `target_ids`, is the start id and the tokens; the labels are the tokens and the end id. A pair
     is dropped and reported if either side with its end is longer than `max_length`.
 
-    `epoch` holds the pairs in the order of the text; with `shapes`, by length, and some rows of a
-    batch may be only padding.
+    `epoch` holds the pairs in the order of the text; with `FewShapes` by length, with `PackedRows`
+    as they are packed, and some rows of a batch may be only padding.
 
     Args:
         source_ids: tokens of the sentences to translate, without start and end: a ragged tensor,
@@ -88,11 +89,9 @@ class TokenBatches(PlannedBatchesMixin):
         shapes: FewShapes | PackedRows | None = None,
         plan_folder=None,
     ):
-        if tokens_per_batch < max_length:
-            raise ValueError(
-                "tokens_per_batch must be at least max_length, so that any sentence fits into a "
-                f"batch. Received: tokens_per_batch={tokens_per_batch}, max_length={max_length}."
-            )
+        check_integer("max_length", max_length)
+        reason = f" Any sentence of max_length={max_length} tokens must fit into a batch."
+        check_integer("tokens_per_batch", tokens_per_batch, max_length, reason=reason)
         source_ids = checked_ids(source_ids, "source_ids")
         target_ids = checked_ids(target_ids, "target_ids")
         num_texts = len(source_ids)

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 
+from keras_transformer.arguments import check_integer
 from keras_transformer.data.draws import key_of
 from keras_transformer.data.pipelines import as_data, rounded_up
 from keras_transformer.data.token_ids import IdRows
@@ -13,6 +14,8 @@ class _LongText:
     """The tokens of one long text, read in windows that a subclass places in `_starts`."""
 
     def __init__(self, ids, length, batch_size, first_id):
+        check_integer("length", length)
+        check_integer("batch_size", batch_size)
         self._ids = ids if hasattr(ids, "read") else IdRows(ids, [len(ids)])
         self._first_id = first_id
         self.num_tokens = self._ids.num_ids
@@ -76,11 +79,7 @@ class TextWindows(_LongText):
 
     def __init__(self, ids, length, batch_size, steps_per_epoch=500, seed=0, first_id=0):
         super().__init__(ids, length, batch_size, first_id)
-        if min(length, batch_size, steps_per_epoch) < 1:
-            raise ValueError(
-                "length, batch_size and steps_per_epoch must be at least 1. Received: "
-                f"length={length}, batch_size={batch_size}, steps_per_epoch={steps_per_epoch}."
-            )
+        check_integer("steps_per_epoch", steps_per_epoch)
         if self.num_tokens <= length:
             raise ValueError(
                 "The text must be longer than a window, because the labels are shifted by one "
@@ -124,9 +123,9 @@ class TextSegments(_LongText):
 
     def __init__(self, ids, length, batch_size, first_id=0):
         super().__init__(ids, length, batch_size, first_id)
-        if min(length, batch_size) < 1 or self.num_tokens <= length * batch_size:
+        if self.num_tokens <= length * batch_size:
             raise ValueError(
-                "Each stream of the text must hold a segment of at least one token. Received: "
+                "Each stream of the text must hold a segment and the token after it. Received: "
                 f"{self.num_tokens} tokens, length={length}, batch_size={batch_size}."
             )
         self.steps_per_epoch = (self.num_tokens - 1) // (length * batch_size)

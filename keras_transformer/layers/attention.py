@@ -25,13 +25,13 @@ from keras_transformer.layers.normalization import RMSNormalization
 from keras_transformer.layers.projection import LoRAMixin, add_projection
 from keras_transformer.layers.rotary_embedding import RotaryEmbedding
 from keras_transformer.ops.attention import (
-    append_to_cache,
     attend,
     merge_heads,
     mix,
     repeat_heads,
     split_heads,
 )
+from keras_transformer.ops.cache import append_to_cache
 from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
 from keras_transformer.ops.positions import spread_by_distance
 from keras_transformer.ops.projection import known_rows

@@ -95,7 +95,7 @@ class LoRAMixin:
 
 
 class Projection:
-    """A linear projection, which can be called with vectors and unpacked to kernel and bias.
+    """A linear projection, which is called with vectors.
 
     Args:
         kernel: (output_dim, input_dim).
@@ -118,12 +118,6 @@ class Projection:
             down, up = self._down_up()
             outputs = outputs + project(project(inputs, down), up)
         return outputs
-
-    def __iter__(self):
-        return iter((self._read_kernel(), self.bias))
-
-    def __getitem__(self, index):
-        return (self._read_kernel(), self.bias)[index]
 
     def _read_kernel(self):
         """The kernel, in an export's graph made of the columns that are stored instead."""

@@ -8,7 +8,8 @@ from keras import ops
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.layers.checks import implicit_mask, mask_per_token
 from keras_transformer.layers.projection import add_projection
-from keras_transformer.ops.attention import append_to_cache, split_heads
+from keras_transformer.ops.attention import split_heads
+from keras_transformer.ops.cache import append_to_cache
 from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
 from keras_transformer.ops.positions import check_even, relative_shift, sinusoidal_positions
 

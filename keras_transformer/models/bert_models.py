@@ -136,13 +136,16 @@ class BertClassifierModel(BertHeadModel):
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")
-class BertTokenLabellerModel(BertClassifierModel):
+class BertTokenLabellerModel(BertHeadModel):
     """A backbone with a head that labels each token, of `bert_token_labeller`.
 
-    Its logits are (batch, length, labels).
+    Attributes:
+        head: `Dense` from each vector to the logits of the labels.
+        head_dropout: dropout before it.
     """
 
     kind = "bert_token_labeller"
+    head_dropout = Part("head_dropout")
 
 
 @keras.saving.register_keras_serializable(package="keras_transformer")

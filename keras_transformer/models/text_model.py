@@ -3,7 +3,7 @@
 from keras import ops
 
 from keras_transformer.layers.checks import check_arguments
-from keras_transformer.ops.attention import append_to_cache
+from keras_transformer.ops.cache import append_to_cache
 from keras_transformer.ops.masks import beam_mask, causal_mask, combine_masks
 from keras_transformer.ops.segments import segment_mask
 from keras_transformer.training.model import FunctionalModel

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 
 from keras_transformer.arguments import check_integer
-from keras_transformer.ops.attention import append_to_cache
+from keras_transformer.ops.cache import append_to_cache
 
 
 def padding_mask(token_ids, pad_id=0):
@@ -153,12 +153,12 @@ def combine_masks(*masks):
     for mask in masks:
         if mask is None:
             continue
-        mask = _as_attention_mask(mask)
+        mask = _padding_or_attention_mask(mask)
         combined = mask if combined is None else ops.logical_and(combined, mask)
     return combined
 
 
-def _as_attention_mask(mask):
+def _padding_or_attention_mask(mask):
     mask = as_boolean(mask)
     rank = len(mask.shape)
     if rank == 2:

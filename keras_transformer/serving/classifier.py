@@ -2,8 +2,7 @@
 
 import tensorflow as tf
 
-from keras_transformer.arguments import read_text
-from keras_transformer.data.labelled_batches import check_max_length
+from keras_transformer.arguments import check_integer, read_text
 from keras_transformer.data.segments import cut_middle, fill_up, pack_segments
 from keras_transformer.figures.attention import Attention, token_labels
 from keras_transformer.models.bert_models import BertClassifierModel
@@ -81,7 +80,7 @@ class Classifier(ServedModel):
             max_length -= NUM_SPECIAL_TOKENS
         elif isinstance(model, ClassifierModel):
             check_vocabulary(model.embedding.vocabulary_size, tokenizer)
-        check_max_length(max_length)
+        check_integer("max_length", max_length)
         self.labels, self.max_length, self.multi_label = tuple(labels), max_length, multi_label
         if isinstance(model, TextModel):
             self._check_logits(model.output_shape)

@@ -299,7 +299,7 @@ def side_by_side(function, order, threads=None):
             pool = concurrent.futures.ThreadPoolExecutor(threads)
             answers = stack.enter_context(pool).map(function, batches)
         yield from rich.progress.track(
-            answers, "Reading", len(batches), console=console, transient=True, disable=hidden
+            answers, "Answering", len(batches), console=console, transient=True, disable=hidden
         )
 
 

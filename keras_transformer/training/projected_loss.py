@@ -102,10 +102,12 @@ class ProjectedLoss:
 
     def sums(self, x, y, sample_weight=None):
         """The `StepSums` of some rows in evaluation."""
+        assert sample_weight is None  # see `StepSettings.loss_from`
         return self._sums(self._features(x, training=False), x, y)[0]
 
     def sums_and_gradients(self, x, y, sample_weight=None, factor=None):
         """The `StepSums` of some rows in training, and their `StepGradients`."""
+        assert sample_weight is None and factor is None  # see `StepSettings.loss_from`
         seen = x if self._consistency is None else self._consistency.views_of(x)
         with tf.GradientTape() as tape:
             features = self._features(seen, training=True)

@@ -219,7 +219,7 @@ def test_text_without_a_pair_short_enough_is_refused(tokenizer):
 
 
 def test_budget_below_the_longest_sentence_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"at least max_length.*tokens_per_batch=7, max_length=11"):
+    with pytest.raises(ValueError, match=r"at least 11.*max_length=11 tokens.*tokens_per_batch=7"):
         token_batches(["a"], ["b"], tokenizer, tokenizer, tokens_per_batch=7, max_length=11)
 
 

@@ -100,7 +100,7 @@ def test_replicas_share_windows_equally_and_add_no_label(batch_size):
     ("call", "expected"),
     [
         (lambda: TextWindows(TEXT, 41, 5), "Received: 41 tokens, length=41"),
-        (lambda: TextWindows(TEXT, 7, 0), "Received: length=7, batch_size=0"),
+        (lambda: TextWindows(TEXT, 7, 0), "batch_size must be .* Received: batch_size=0"),
         (lambda: TextSegments(TEXT, 14, 3), "Received: 41 tokens, length=14, batch_size=3"),
         (lambda: sliding_windows(TEXT, 7, 8, 3), "Received: 41 tokens, stride=8, length=7"),
         (lambda: sliding_windows(TEXT[:1], 7, 3, 3), "Received: 1 tokens"),

@@ -8,7 +8,7 @@ from keras_transformer.layers.additive_attention import AdditiveAttention
 from keras_transformer.layers.attention import MultiHeadAttention
 from keras_transformer.ops import causal_mask, valid_length_mask
 from tests.layer_check import check_layer
-from tests.reference import array, exact, fill, normal
+from tests.reference import array, exact, fill, normal, pair
 
 
 def built(layer, *inputs):
@@ -34,19 +34,19 @@ def weights_by_loops(queries, keys, directions, mask):
 def expected(layer, query, value, mask=None):
     """Outputs and weights of a built layer, from its own weights alone."""
     if value is None:
-        value, kernels, biases = query, *layer.query_key_value
+        value, (kernels, biases) = query, pair(layer.query_key_value)
         kernels, biases = np.split(exact(kernels), 3), np.split(exact(biases), 3)
     else:
-        kernels = [exact(layer.query[0]), *np.split(exact(layer.key_value[0]), 2)]
-        biases = [exact(layer.query[1]), *np.split(exact(layer.key_value[1]), 2)]
+        kernels = [exact(layer.query.kernel), *np.split(exact(layer.key_value.kernel), 2)]
+        biases = [exact(layer.query.bias), *np.split(exact(layer.key_value.bias), 2)]
     heads = []
     for inputs, kernel, bias in zip((query, value, value), kernels, biases, strict=True):
         columns = np.split(inputs @ kernel.T + bias, layer.num_heads, axis=-1)
         heads.append(np.stack(columns, axis=1))
     weights = weights_by_loops(*heads[:2], exact(layer.directions), mask)
     context = np.concatenate(list(np.moveaxis(weights @ heads[2], 1, 0)), axis=-1)
-    return context @ exact(layer.output_projection[0]).T + exact(
-        layer.output_projection[1]
+    return context @ exact(layer.output_projection.kernel).T + exact(
+        layer.output_projection.bias
     ), weights
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import MultiHeadAttention
-from tests.reference import array, fill, normal
+from tests.reference import array, fill, normal, pair
 
 BATCH, TARGET, SOURCE, DIM, SOURCE_DIM = 2, 5, 7, 6, 11
 
@@ -20,15 +20,15 @@ def copy_weights(ours, theirs):
         )
     )
     if ours._self_attention:
-        parts = [np.split(array(weight), ends[:-1]) for weight in ours.query_key_value if
+        parts = [np.split(array(weight), ends[:-1]) for weight in pair(ours.query_key_value) if
                  weight is not None]  # fmt: skip
     else:
         parts = [
             [array(query), *np.split(array(key_value), [ends[1] - ends[0]])]
-            for query, key_value in zip(ours.query, ours.key_value, strict=True)
+            for query, key_value in zip(pair(ours.query), pair(ours.key_value), strict=True)
             if query is not None
         ]
-    outputs = [array(weight) for weight in ours.output_projection if weight is not None]
+    outputs = [array(weight) for weight in pair(ours.output_projection) if weight is not None]
     dense = theirs._query_dense, theirs._key_dense, theirs._value_dense, theirs._output_dense
     for layer, *weights in zip(dense, *([*p, o] for p, o in zip(parts, outputs, strict=True)),
                                strict=True):  # fmt: skip

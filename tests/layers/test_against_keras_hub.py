@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_transformer.layers import DecoderBlock, EncoderBlock, SinusoidalEncoding
-from tests.reference import array, fill, normal
+from tests.reference import array, fill, normal, pair
 
 hub = pytest.importorskip("keras_hub").layers
 NORMS = pytest.mark.parametrize("normalize_first", [True, False], ids=["pre-norm", "post-norm"])
@@ -16,17 +16,17 @@ SOURCE_REAL = np.array([[True] * 7, [True] * 2 + [False] * 5])
 def copy_attention(ours, theirs):
     """KerasHub keeps one kernel (dim, heads, key_dim) for each projection, ours are (out, in)."""
     if hasattr(ours, "query_key_value"):
-        parts = [np.split(array(weight), 3) for weight in ours.query_key_value]
+        parts = [np.split(array(weight), 3) for weight in pair(ours.query_key_value)]
     else:
         parts = [
             [array(query), *np.split(array(key_value), 2)]
-            for query, key_value in zip(ours.query, ours.key_value, strict=True)
+            for query, key_value in zip(pair(ours.query), pair(ours.key_value), strict=True)
         ]
     dense = (theirs.query_dense, theirs.key_dense, theirs.value_dense)
     for layer, kernel, bias in zip(dense, *parts, strict=True):
         layer.kernel.assign(kernel.T.reshape(layer.kernel.shape))
         layer.bias.assign(bias.reshape(layer.bias.shape))
-    kernel, bias = (array(weight) for weight in ours.output_projection)
+    kernel, bias = (array(weight) for weight in pair(ours.output_projection))
     theirs.output_dense.kernel.assign(kernel.T.reshape(theirs.output_dense.kernel.shape))
     theirs.output_dense.bias.assign(bias)
 
@@ -34,11 +34,11 @@ def copy_attention(ours, theirs):
 def copy_block(ours, theirs):
     copy_attention(ours.self_attention, theirs._self_attention_layer)
     theirs._self_attention_layer_norm.set_weights(ours.around_self_attention.norm.get_weights())
-    for dense, (kernel, bias) in (
+    for dense, projection in (
         (theirs._feedforward_intermediate_dense, ours.feed_forward.widen),
         (theirs._feedforward_output_dense, ours.feed_forward.narrow),
     ):
-        dense.set_weights([array(kernel).T, array(bias)])
+        dense.set_weights([array(projection.kernel).T, array(projection.bias)])
     theirs._feedforward_layer_norm.set_weights(ours.around_feed_forward.norm.get_weights())
 
 

@@ -84,16 +84,16 @@ def test_a_stack_passes_on_what_its_attention_and_projections_take(stack):
     layer = STACKS[stack](**given)
     layer(np.zeros((1, 3, 6), "float32"))
     block = layer.blocks[1]
-    assert block.self_attention.output_projection[0].shape == (6, 2 * 5)
+    assert block.self_attention.output_projection.kernel.shape == (6, 2 * 5)
     for parts in (block.self_attention.query_key_value, block.feed_forward.widen):
-        kernel, bias = parts
-        assert bias is None and (keras.ops.convert_to_numpy(kernel) == 0.5).all()
+        assert parts.bias is None
+        assert (keras.ops.convert_to_numpy(parts.kernel) == 0.5).all()
     again = type(layer).from_config(layer.get_config())
     again(np.zeros((1, 3, 6), "float32"))
     assert [w.shape for w in again.weights] == [w.shape for w in layer.weights]
     wrong = STACKS[stack](use_bias=True)
     wrong(np.zeros((1, 3, 6), "float32"))
-    assert wrong.blocks[0].self_attention.query_key_value[1] is not None
+    assert wrong.blocks[0].self_attention.query_key_value.bias is not None
 
 
 def test_cached_steps_equal_one_pass_with_another_key_dim():

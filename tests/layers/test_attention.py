@@ -161,11 +161,11 @@ def test_each_projection_has_the_glorot_limit_of_its_own_shape():
     own(query)
     cross(query, source)
     projections = [
-        *((part, 30, 30) for part in np.split(exact(own.query_key_value[0]), 3)),
-        (exact(own.output_projection[0]), 30, 30),
-        (exact(cross.query[0]), 55, 30),
-        *((part, 55, 51) for part in np.split(exact(cross.key_value[0]), 2)),
-        (exact(cross.output_projection[0]), 30, 55),
+        *((part, 30, 30) for part in np.split(exact(own.query_key_value.kernel), 3)),
+        (exact(own.output_projection.kernel), 30, 30),
+        (exact(cross.query.kernel), 55, 30),
+        *((part, 55, 51) for part in np.split(exact(cross.key_value.kernel), 2)),
+        (exact(cross.output_projection.kernel), 30, 55),
     ]
     for kernel, rows, columns in projections:
         assert kernel.shape == (rows, columns), "one projection"

@@ -151,7 +151,7 @@ def test_padding_does_not_change_real_positions(normalize_first):
 def test_a_source_of_nothing_but_padding_adds_nothing(normalize_first, dtype):
     layer = decoder(normalize_first, dtype=dtype)
     for block in layer.blocks:
-        block.cross_attention.output_projection[1].assign(np.zeros(6))
+        block.cross_attention.output_projection.bias.assign(np.zeros(6))
     inputs, source = normal(2, 5, 6), normal(2, 7, 11)
     mask = keras.ops.array(np.array([[False] * 7, [True] * 7]))
     outputs = array(layer(inputs, source, source_padding_mask=mask))

@@ -32,7 +32,9 @@ def head_by_head(layer, inputs, mask=None):
         contexts.append(weights[-1] @ values)
     outputs = np.concatenate(contexts, axis=-1)
     if layer.use_projections:
-        outputs = outputs @ exact(layer.output_projection[0]).T + exact(layer.output_projection[1])
+        outputs = outputs @ exact(layer.output_projection.kernel).T + exact(
+            layer.output_projection.bias
+        )
     return outputs, np.stack(weights, axis=1)
 
 

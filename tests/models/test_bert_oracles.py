@@ -19,7 +19,7 @@ from tests.models.test_bert import (
     arrays,
     backbone_of,
 )
-from tests.reference import array, exact, fill
+from tests.reference import array, exact, fill, pair
 
 
 def assert_real_positions_equal(ours, theirs, what):
@@ -93,13 +93,13 @@ def transformers_weights(model):
     for index, block in enumerate(model.get_layer("encoder").blocks):
         name = f"bert.encoder.layer.{index}"
         attention, feed_forward = block.self_attention, block.feed_forward
-        kernels, biases = (np.split(exact(weight), 3) for weight in attention.query_key_value)
+        kernels, biases = (np.split(exact(weight), 3) for weight in pair(attention.query_key_value))
         for part, kernel, bias in zip(("query", "key", "value"), kernels, biases, strict=True):
             weights |= linear(f"{name}.attention.self.{part}", kernel, bias)
-        weights |= linear(f"{name}.attention.output.dense", *attention.output_projection)
+        weights |= linear(f"{name}.attention.output.dense", *pair(attention.output_projection))
         weights |= norm(f"{name}.attention.output.LayerNorm", block.around_self_attention.norm)
-        weights |= linear(f"{name}.intermediate.dense", *feed_forward.widen)
-        weights |= linear(f"{name}.output.dense", *feed_forward.narrow)
+        weights |= linear(f"{name}.intermediate.dense", *pair(feed_forward.widen))
+        weights |= linear(f"{name}.output.dense", *pair(feed_forward.narrow))
         weights |= norm(f"{name}.output.LayerNorm", block.around_feed_forward.norm)
     return weights
 

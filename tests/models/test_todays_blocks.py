@@ -9,7 +9,7 @@ import pytest
 import keras_transformer as kt
 from keras_transformer.models.encoder_decoder import SIZES
 from keras_transformer.models.text_model import size_named
-from tests.reference import array, fill, truth
+from tests.reference import array, fill, pair, truth
 
 HIDDEN, HEADS, SHARED, DIM, INSIDE, IDS = 24, 6, 2, 4, 14, 31
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -75,7 +75,7 @@ def copy_weights(source, target):
     for index, block in enumerate(target.decoder.blocks):
         layer = f"model.layers.{index}."
         attention, names = block.self_attention, ("q_proj", "k_proj", "v_proj")
-        kernel, bias = attention.query_key_value
+        kernel, bias = pair(attention.query_key_value)
         kernel.assign(joined(layer + "self_attn.", names))
         attention.output_projection.kernel.assign(joined(layer + "self_attn.", ["o_proj"]))
         if bias is not None:

@@ -130,10 +130,8 @@ def test_parts_and_rows_of_a_kernel_are_those_of_the_transpose():
     part = Projection(kernel).rows(1, 4)(inputs)
     with with_columns({id(kernel): turned}):
         whole, twice = Projection(kernel)(inputs), Projection(kernel).rows(1, 4)(inputs)
-        unpacked, _ = projection = Projection(kernel)
-        read = unpacked, projection[0], projection.merged_kernel()
-    for each in read:
-        np.testing.assert_array_equal(each, 2 * kernel)
+        merged = Projection(kernel).merged_kernel()
+    np.testing.assert_array_equal(merged, 2 * kernel)
     np.testing.assert_allclose(twice, 2 * part, rtol=1e-6)
     np.testing.assert_allclose(whole[..., 1:4], 2 * part, rtol=1e-6)
     assert Projection(kernel)(inputs).shape == (2, 4, 5)
