@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and archives that detect damage.
+"""Atomic writes of files and folders, and checksums that detect damage.
 
 A write goes to a draft next to its target, which is renamed once it is completely on disk. Even
 if the process is killed, the power fails or the disk is full, a reader sees the old content or
@@ -7,6 +7,7 @@ the new one, never a part.
 
 import contextlib
 import errno
+import functools
 import io
 import json
 import math
@@ -16,6 +17,7 @@ import re
 import secrets
 import shutil
 import zipfile
+import zlib
 
 import filelock
 import numpy as np
@@ -239,6 +241,47 @@ def read_json(path):
         return json.loads(pathlib.Path(path).read_text("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def save_json(path, content):
+    """Atomically writes a dictionary as JSON, with its checksum."""
+    with atomic_path(path) as draft:
+        content = {**content, "checksum": json_checksum(content)}
+        draft.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load_json(path, advice):
+    """A dictionary that `save_json` has written.
+
+    Raises `DamagedFile`, with `advice`, a sentence, if it is another one.
+    """
+    try:
+        content = read_json(path)
+        if not isinstance(content, dict) or content.pop("checksum", None) != json_checksum(content):
+            raise ValueError("it was edited, or a byte of it has changed")
+    except ValueError as error:
+        raise DamagedFile(f"{path} is damaged: {in_one_line(error)}. {advice}") from None
+    return content
+
+
+def json_checksum(content) -> int:
+    """A number that changes with anything in a JSON object."""
+    return zlib.crc32(json.dumps(content).encode())
+
+
+def file_checksum(path) -> int:
+    """A number that changes with any byte of a file."""
+    with open(path, "rb") as file:
+        blocks = iter(functools.partial(file.read, 2**20), b"")
+        return functools.reduce(lambda total, block: zlib.crc32(block, total), blocks, 0)
+
+
+def checksum_of(parts) -> int:
+    """A number that changes with any bit of arrays or bytes."""
+    total = 0
+    for part in parts:
+        total = zlib.crc32(np.ascontiguousarray(part).reshape(-1).view(np.uint8), total)
+    return total
 
 
 def in_one_line(error):

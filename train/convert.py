@@ -10,7 +10,6 @@ Write a trained run in another format; a fresh process checks it with the other 
 """
 
 import sys
-import zlib
 
 from .classification import ClassificationConfig, served_model
 from .command import one_line_errors, without_start_up_notes
@@ -89,7 +88,7 @@ def save_run(converted, path):
     Raises:
         ValueError: if no command works with such a model.
     """
-    from keras_transformer.files import atomic_path, save_arrays
+    from keras_transformer.files import atomic_path
 
     from .run import Run
 
@@ -98,13 +97,10 @@ def save_run(converted, path):
         draft.mkdir()
         run = Run(draft, type(config))
         run.save_config(config, converted.target_tokenizer is not None)
-        tokenizers = {run.tokenizer_file: converted.tokenizer}
+        converted.tokenizer.save(run.tokenizer_file)
         if converted.target_tokenizer is not None:
-            tokenizers[run.target_tokenizer_file] = converted.target_tokenizer
-        for file, tokenizer in tokenizers.items():
-            tokenizer.save(file)
-        checksums = [(file.stem, zlib.crc32(file.read_bytes())) for file in tokenizers]
-        save_arrays(run.checksums_file, checksums)
+            converted.target_tokenizer.save(run.target_tokenizer_file)
+        run.save_checksums()
         if converted.command == "classification":
             run.save_labels(converted.labels, converted.multi_label)
         converted.model.save(run.model_file)

@@ -1,11 +1,9 @@
 """The folder of a run, as training writes it."""
 
-import json
 import math
 import os
 import pathlib
 import shutil
-import zlib
 
 import keras
 import numpy as np
@@ -17,13 +15,15 @@ from keras_transformer.files import (
     check_writable,
     complete,
     draft_of,
+    file_checksum,
     is_free,
     load_arrays,
     save_arrays,
+    save_json,
 )
 from keras_transformer.layers.block import NotRegistered
 from keras_transformer.serving import RunFolder
-from keras_transformer.serving.run_folder import FORMAT, checksum_of
+from keras_transformer.serving.run_folder import FORMAT
 from keras_transformer.training.callbacks import save_model
 from keras_transformer.training.checkpoint_files import steps_in
 
@@ -200,16 +200,14 @@ class Run(RunFolder):
     def save_config(self, config, has_two_tokenizers=False):
         """Writes the settings as JSON, whole or not at all."""
         content = {"format": FORMAT, **config.model_dump(), "target_tokenizer": has_two_tokenizers}
-        content["checksum"] = checksum_of(content)
-        with atomic_path(self.config_file) as draft:
-            draft.write_text(json.dumps(content, indent=1) + "\n")
+        save_json(self.config_file, content)
 
-    def save_checksums(self, prepared):
+    def save_checksums(self, prepared=None):
         """Writes the checksums by which tokenizers and data are known again."""
-        checksums = {"tokens": prepared.checksum()}
+        checksums = {} if prepared is None else {"tokens": prepared.checksum()}
         for file in (self.tokenizer_file, self.target_tokenizer_file):
             if file.exists():
-                checksums[file.stem] = zlib.crc32(file.read_bytes())
+                checksums[file.stem] = file_checksum(file)
         save_arrays(self.checksums_file, checksums.items())
 
     def replace_data(self, other):
@@ -221,10 +219,7 @@ class Run(RunFolder):
 
     def save_labels(self, names, multi_label):
         """Writes the names of the labels of a classifier, in the order of its logits."""
-        labels = {"names": list(names), "multi_label": multi_label}
-        labels["checksum"] = checksum_of(labels)
-        with atomic_path(self.labels_file) as draft:
-            draft.write_text(json.dumps(labels) + "\n")
+        save_json(self.labels_file, {"names": list(names), "multi_label": multi_label})
 
     def history(self):
         """The logs of all epochs so far, {name: list of numbers}; NaN for what was not measured."""

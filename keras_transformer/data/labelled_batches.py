@@ -13,7 +13,8 @@ from keras_transformer.data.batch_plans import (
     TextLengths,
     check_shapes,
 )
-from keras_transformer.data.token_ids import IdRows, checked_ids, checksum_of, parts
+from keras_transformer.data.token_ids import IdRows, checked_ids, parts
+from keras_transformer.files import checksum_of
 
 # Lengths count as equal up to the next multiple, so that different texts meet in every epoch.
 _LENGTH_STEP = 16
@@ -152,7 +153,7 @@ class LabelledBatches(PlannedBatchesMixin):
     def checksum(self) -> int:
         """A number that changes with any token, label or label name."""
         ids = self._ids if hasattr(self._ids, "is_checked") else self._cut(self._ids)
-        return checksum_of("\0".join(self.names).encode(), b"%d" % ids.checksum(), self._labels)
+        return checksum_of(["\0".join(self.names).encode(), b"%d" % ids.checksum(), self._labels])
 
     def _specs(self, rows, length):
         ids = keras.InputSpec(dtype="int32", shape=(rows, length))

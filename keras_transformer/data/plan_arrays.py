@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import shutil
-import zlib
 
 import filelock
 import numpy as np
@@ -20,9 +19,11 @@ from keras_transformer.files import (
     check_free,
     check_writable,
     draft_of,
+    file_checksum,
     is_free,
+    load_json,
     named_if_not_written,
-    read_json,
+    save_json,
 )
 
 FORMAT = 2
@@ -91,9 +92,8 @@ def _written(folder, settings, make):
                 return arrays[name]
 
             content = {"settings": settings, "facts": make(new_file)}
-            content["files"] = {name: _checksum(draft / f"{name}.npy") for name in arrays}
-            content["checksum"] = zlib.crc32(json.dumps(content).encode())
-            (draft / PLAN).write_text(json.dumps(content, indent=1) + "\n")
+            content["files"] = {name: file_checksum(draft / f"{name}.npy") for name in arrays}
+            save_json(draft / PLAN, content)
     except NotWritten:
         if not _kept(folder, settings):
             raise  # no other process was faster
@@ -110,24 +110,18 @@ def _kept(folder, settings):
     if not file.exists():
         return None
     try:
-        content = read_json(file)
-        if content.pop("checksum") != zlib.crc32(json.dumps(content).encode()):
-            raise ValueError("its checksum does not match")
+        content = load_json(file, "")
         if content["settings"] != settings:
             return None
         arrays = {}
         for name, checksum in content["files"].items():
             file = folder / f"{name}.npy"
-            if _checksum(file) != checksum:
+            if file_checksum(file) != checksum:
                 raise ValueError("its checksum does not match")
             arrays[name] = np.lib.format.open_memmap(file, "r")
         return content["facts"], arrays
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise DamagedFile(f"{file} is damaged. Delete {folder}, which is made again.") from None
-
-
-def _checksum(path):
-    return zlib.crc32(np.memmap(path, np.uint8, "r"))
 
 
 def _reserve(path):

@@ -23,20 +23,21 @@ import zlib
 import filelock
 import numpy as np
 
-from keras_transformer.data.token_ids import IdRows, checksum_of, ranges
+from keras_transformer.data.token_ids import IdRows, ranges
 from keras_transformer.files import (
     DamagedFile,
     check_format,
     check_free,
+    checksum_of,
     draft_with_work,
     fill,
     flush_all,
-    in_one_line,
     load_arrays,
+    load_json,
     named_if_not_written,
-    read_json,
     remove_drafts,
     save_arrays,
+    save_json,
 )
 
 FORMAT = 1  # of the folder; others are refused
@@ -122,7 +123,7 @@ class PreparedWriter:
         journal = {"settings": self._settings, "blocks": 0, "shards": [0], "notes": {}, "sizes": {}}
         kept = None
         if (self.draft / _JOURNAL).exists():
-            kept = read_json(self.draft / _JOURNAL)
+            kept = load_json(self.draft / _JOURNAL, f"Delete {self.draft}.")
             if kept["settings"] == self._settings:
                 journal = kept
             elif kept["blocks"]:
@@ -217,7 +218,7 @@ class PreparedWriter:
             "settings": self._settings, "blocks": self.num_blocks, "notes": self.notes,
             "shards": self._rows_of_shards, "sizes": self._sizes,
         }  # fmt: skip
-        _save_json(self.draft / _JOURNAL, content)
+        save_json(self.draft / _JOURNAL, content)
         self._noted_at = time.monotonic()
 
     def finish(self, manifest):
@@ -263,8 +264,7 @@ class PreparedWriter:
                 "arrays": {n: [str(np.dtype(d)), list(s)] for n, (d, s) in self._arrays.items()},
                 "files": {name: (self.draft / name).stat().st_size for name in names},
             }
-            content["checksum"] = _checksum_of_json(content)
-            _save_json(self.draft / MANIFEST, content)
+            save_json(self.draft / MANIFEST, content)
             flush_all(self.draft)
             (self.draft / _JOURNAL).unlink()  # whatever interrupts until here, it goes on
             shutil.rmtree(self.work)
@@ -324,14 +324,8 @@ class Prepared:
                 "Expected a folder that keras-transformer prepare has made. "
                 f"Received: {self.path}, which has no {MANIFEST}."
             )
-        try:
-            manifest = read_json(path)
-            checksum = manifest.pop("checksum")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise DamagedFile(f"{path} is damaged: {in_one_line(error)}.") from None
+        manifest = load_json(path, AGAIN)
         check_format(path, manifest.get("format"), FORMAT)
-        if checksum != _checksum_of_json(manifest):
-            raise DamagedFile(f"{path} is damaged, or was edited. {AGAIN}")
         return manifest
 
     def __reduce__(self):
@@ -372,7 +366,7 @@ class Prepared:
 
     def checksum(self) -> int:
         """A number that changes with any byte of the files."""
-        return checksum_of(*self.checksums_of_files.values())
+        return checksum_of(self.checksums_of_files.values())
 
     @functools.cached_property
     def checksums_of_files(self) -> dict[str, np.ndarray]:
@@ -450,7 +444,7 @@ class FileRows:
 
     def checksum(self) -> int:
         """A number that changes with any id."""
-        return checksum_of(*(file.checksums() for file in (*self._ids, *self._starts)))
+        return checksum_of(file.checksums() for file in (*self._ids, *self._starts))
 
 
 def _by_shard(shards):
@@ -543,16 +537,3 @@ def _checksums_of_file(path):
     with open(path, "rb") as file:
         blocks = iter(functools.partial(file.read, _BLOCK), b"")
         return np.array([zlib.crc32(block) for block in blocks], np.uint32)
-
-
-def _checksum_of_json(content):
-    return zlib.crc32(json.dumps(content).encode())
-
-
-def _save_json(path, content):
-    draft = path.with_suffix(".draft")
-    with open(draft, "w") as file:
-        file.write(json.dumps(content, indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keras_transformer.arguments import read_texts
+from keras_transformer.files import checksum_of, file_checksum
 from keras_transformer.tokenizers.control_ids import END_ID, PAD_ID, START_ID
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class IdRows:
         """A number that changes with any id, or with where a row starts."""
         if not isinstance(self.values, np.ndarray):
             return zlib.crc32(self.starts, self.values.checksum())
-        return checksum_of(np.asarray(self.values, np.int32), self.starts)
+        return checksum_of([np.asarray(self.values, np.int32), self.starts])
 
     def padded(self, num_rows=-1, length=-1) -> np.ndarray:
         """An array, (num_rows, length), with 0 behind each row, and rows of 0 behind the last one.
@@ -213,20 +214,12 @@ def _ragged(values, lengths):
         return tf.RaggedTensor.from_row_lengths(values, lengths)
 
 
-def checksum_of(*parts) -> int:
-    """A number that changes with any of these arrays or bytes."""
-    total = 0
-    for part in parts:
-        total = zlib.crc32(np.asarray(part, order="C"), total)
-    return total
-
-
 def tokenizer_checksum(tokenizer) -> int:
     """A number that changes with a tokenizer."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "tokenizer")
         tokenizer.save(path)
-        return zlib.crc32(path.read_bytes())
+        return file_checksum(path)
 
 
 def checked_ids(ids, name: str, rank: int = 2) -> IdRows:

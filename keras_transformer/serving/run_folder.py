@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import pathlib
-import zlib
 
 import keras
 import tensorflow as tf
@@ -13,7 +12,10 @@ from keras_transformer.files import (
     DamagedFile,
     check_archive,
     check_format,
+    file_checksum,
     in_one_line,
+    json_checksum,
+    load_json,
     read_arrays,
     read_json,
 )
@@ -29,11 +31,6 @@ DELETE = f"Delete it. {AGAIN}"
 
 
 LOG = logging.getLogger(__name__)
-
-
-def checksum_of(content):
-    """A number that differs as soon as anything in a JSON object does."""
-    return zlib.crc32(json.dumps(content).encode())
 
 
 @functools.cache  # once for each edit
@@ -103,8 +100,8 @@ class RunFolder:
         check_format(self.config_file, content.get("format"), FORMAT)
         if missing := [name for name in needed if name not in content]:
             raise self._damage(f"it does not say {', '.join(missing)}")
-        if content.pop("checksum", None) != checksum_of(content):
-            _warn_of_edit(str(self.config_file), checksum_of(content))
+        if content.pop("checksum", None) != json_checksum(content):
+            _warn_of_edit(str(self.config_file), json_checksum(content))
         del content["format"]
         return content
 
@@ -156,8 +153,8 @@ class RunFolder:
     def _tokenizer(self, file):
         if not file.exists():
             raise DamagedFile(f"{file} is missing. {AGAIN}")
-        content = file.read_bytes()
-        if zlib.crc32(content) != self.checksums().get(file.stem, zlib.crc32(content)):
+        checksum = file_checksum(file)
+        if checksum != self.checksums().get(file.stem, checksum):
             raise DamagedFile(f"{file} is damaged. {DELETE}")
         try:
             return load_tokenizer(file)
@@ -227,10 +224,5 @@ class RunFolder:
             raise ValueError(
                 f"{self.path} holds no finished run of a classifier: there is no {path.name}."
             )
-        try:
-            content = read_json(path)
-            if content.pop("checksum", None) != checksum_of(content):
-                raise ValueError("its checksum does not match")
-            return content["names"], content["multi_label"]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DamagedFile(f"{path} is damaged: {error}. {AGAIN}") from None
+        content = load_json(path, AGAIN)
+        return content["names"], content["multi_label"]

@@ -19,12 +19,12 @@ import keras
 import numpy as np
 
 from keras_transformer.arguments import check_integer
+from keras_transformer.files import checksum_of
 from keras_transformer.training import checkpoint_files as files
 from keras_transformer.training.callbacks import check_finite
 from keras_transformer.training.distribution import (
     carried_variables,
     check_workers_agree,
-    checksum,
     from_all_workers,
     has_workers,
     this_worker,
@@ -253,7 +253,7 @@ class Checkpoints(keras.callbacks.Callback):
     def _check_workers_agree(self):
         if this_worker(self._strategy).count > 1:
             what = f"the checksum of weights and optimizer at step {self._step()}"
-            check_workers_agree(self._strategy, checksum(v.numpy() for v in self._shared), what)
+            check_workers_agree(self._strategy, checksum_of(v.numpy() for v in self._shared), what)
 
     def _warn_of_other_noise(self, path, backend, replicas):
         """Warns if dropout has drawn its noise on another backend or on other replicas so far."""

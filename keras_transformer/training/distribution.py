@@ -6,11 +6,8 @@ Worker 0 is the chief; only the chief writes files.
 
 import logging
 import os
-import zlib
 from collections import Counter
 from typing import NamedTuple
-
-import numpy as np
 
 from keras_transformer.training.internals import ON_TENSORFLOW, workers_on_split_cpus
 
@@ -153,14 +150,6 @@ def check_workers_agree(strategy, value, what):
     if len(set(values)) > 1:
         received = ", ".join(f"{value} on worker {index}" for index, value in enumerate(values))
         raise RuntimeError(f"The workers must agree on {what}. Received: {received}.")
-
-
-def checksum(arrays):
-    """CRC-32 of all bits of some arrays."""
-    total = 0
-    for array in arrays:
-        total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8), total)
-    return total
 
 
 class DropoutSeeds:

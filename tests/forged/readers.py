@@ -15,7 +15,7 @@ from keras_transformer.convert.sentencepiece import read_model
 from keras_transformer.convert.tokenizers import load_tokenizer_of
 from keras_transformer.data import IdRows, LabelledBatches, PackedRows, Prepared, TokenBatches
 from keras_transformer.data.prepared import PreparedWriter
-from keras_transformer.files import check_archive, load_arrays, save_arrays
+from keras_transformer.files import check_archive, load_arrays, save_arrays, save_json
 from keras_transformer.serving import RunFolder, run_folder
 from keras_transformer.tokenizers import (
     BytePairTokenizer,
@@ -71,8 +71,7 @@ def _archive(folder):
 
 def _run(folder):
     labels = {"names": ["bad", "good"], "multi_label": False}
-    labels["checksum"] = run_folder.checksum_of(labels)
-    (folder / "labels.json").write_text(json.dumps(labels))
+    save_json(folder / "labels.json", labels)
     config = {"format": run_folder.FORMAT, "max_length": 7, "num_beams": 3, "scoring": "gnmt"}
     (folder / "config.json").write_text(json.dumps(config))
     save_arrays(folder / "checksums.npz", [("tokenizer", np.int64(5)), ("ids", np.int64(7))])

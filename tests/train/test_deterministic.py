@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 import keras_transformer as kt
 from keras_transformer.data import TokenBatches
-from keras_transformer.training.distribution import checksum
+from keras_transformer.files import checksum_of
 from train.devices import make_deterministic
 
 def turn_on():
@@ -44,7 +44,7 @@ for way in sys.argv[1:]:
     compiled = {"jit_compile": way == "compiled"}
     model.compile(kt.Adam(0.01), kt.TokenCrossentropy(0.1), clip_norm=1.0, **compiled)
     model.fit(batches.dataset(), steps_per_epoch=3, epochs=1, verbose=0)
-    print(checksum(v.numpy() for v in model.weights))
+    print(checksum_of(v.numpy() for v in model.weights))
 """
 
 
