@@ -78,7 +78,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 1)  # no processes but where a test says so
     monkeypatch.setattr(streams, "ROWS", 7)
     monkeypatch.setattr(streams, "_LINES_AT_A_TIME", 1)
-    monkeypatch.setattr(prepared, "ROWS_PER_SHARD", 40)
     monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", 0.0)
 
 

@@ -48,19 +48,17 @@ def content_of(folder):
 
 
 @pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(prepared, "ROWS_PER_SHARD", 50)
+def small_blocks(monkeypatch):
     monkeypatch.setattr(prepared, "_BLOCK", 64)
 
 
 @pytest.mark.parametrize("vocabulary_size", [VOCABULARY_SIZE, 300])
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 def test_rows_windows_and_arrays_are_those_that_were_written(tmp_path, vocabulary_size):
     blocks = list(blocks_of(7, vocabulary_size))
     write(tmp_path / "text", blocks, vocabulary_size)
     folder = Prepared(tmp_path / "text")
     assert len(folder) == sum(len(columns["source"]) for columns, _ in blocks)
-    assert len(folder.manifest["rows"]) == 3
     assert folder.kind == "translation" and folder.manifest["counts"] == {"seen": 7}
     labels = np.concatenate([arrays["labels"] for _, arrays in blocks])
     np.testing.assert_array_equal(folder.array("labels"), labels)
@@ -74,14 +72,14 @@ def test_rows_windows_and_arrays_are_those_that_were_written(tmp_path, vocabular
         flat = np.concatenate([row for row in expected if row])
         assert rows.num_ids == len(flat)
         starts = np.append(draw.integers(0, len(flat) - 300, 20), [0, len(flat) - 300])
-        windows = [flat[start : start + 300] for start in starts]  # some span three shards
+        windows = [flat[start : start + 300] for start in starts]  # some span many blocks
         np.testing.assert_array_equal(rows.read(starts, 300).to_list(), windows)
     row = folder[-1]
     np.testing.assert_array_equal(row["labels"], labels[-1])
     assert row["target"].tolist() == expected[-1]
 
 
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 def test_a_folder_may_move_and_goes_to_other_processes(tmp_path, monkeypatch):
     write(tmp_path / "text", blocks_of(3))
     monkeypatch.chdir(tmp_path)
@@ -95,7 +93,7 @@ def test_a_folder_may_move_and_goes_to_other_processes(tmp_path, monkeypatch):
     np.testing.assert_equal(folder[40], expected)
 
 
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 def test_numpy_reads_every_array(tmp_path):
     write(tmp_path / "text", blocks_of(2))
     for path in (tmp_path / "text").glob("*.npy"):
@@ -103,7 +101,7 @@ def test_numpy_reads_every_array(tmp_path):
 
 
 @pytest.mark.parametrize("noted_every", [0.0, 1e9])
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 def test_an_interrupted_folder_goes_on_and_holds_the_same_bytes(tmp_path, monkeypatch, noted_every):
     monkeypatch.setattr(prepared, "_SECONDS_BETWEEN_NOTES", noted_every)
     write(tmp_path / "whole", blocks_of(7))
@@ -111,7 +109,7 @@ def test_an_interrupted_folder_goes_on_and_holds_the_same_bytes(tmp_path, monkey
         write(tmp_path / "text", blocks_of(7), stop=stop)
         assert not (tmp_path / "text").exists()
     skipped = write(tmp_path / "text", blocks_of(7))
-    assert skipped == (3 if noted_every else 6)  # at least full shards are noted
+    assert skipped == (0 if noted_every else 6)
     assert content_of(tmp_path / "text") == content_of(tmp_path / "whole")
     assert sorted(os.listdir(tmp_path)) == ["text", "whole"]
 
@@ -122,6 +120,24 @@ def test_an_interrupted_folder_of_other_settings_is_kept(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="was begun with other settings"):
         write(tmp_path / "text", blocks_of(2), 300)
     assert write(tmp_path / "text", blocks_of(2)) == 1
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "", '{"settings": {"size": 70000}}'])
+def test_a_damaged_journal_is_named_with_what_to_delete(tmp_path, content):
+    write(tmp_path / "text", blocks_of(2), stop=1)
+    (tmp_path / ".prepare-text" / "journal.json").write_text(content)
+    with pytest.raises(DamagedFile, match=r"journal\.json is damaged: .* Delete .*prepare-text\.$"):
+        write(tmp_path / "text", blocks_of(2))
+    assert (tmp_path / ".prepare-text").exists()
+
+
+def test_rows_without_ids_are_read(tmp_path):
+    with PreparedWriter(tmp_path / "text", ["source"], 9) as writer:
+        writer.append({"source": IdRows([], [0, 0, 0])})
+        writer.finish({"kind": "documents"})
+    rows = Prepared(tmp_path / "text").columns["source"]
+    assert rows.num_ids == 0 and rows.take([2, 0]).to_list() == [[], []]
+    assert rows.lengths.tolist() == [0, 0, 0] and rows.read([0], 0).to_list() == [[]]
 
 
 def test_two_processes_do_not_write_one_folder(tmp_path):
@@ -189,7 +205,7 @@ def test_ids_that_the_vocabulary_lacks_are_refused(tmp_path, ids, received):
             writer.finish({"kind": "translation"})
 
 
-@pytest.mark.usefixtures("small_shards")
+@pytest.mark.usefixtures("small_blocks")
 def test_every_damaged_byte_is_found_when_it_is_read(tmp_path):
     write(tmp_path / "text", blocks_of(2))
     folder = tmp_path / "text"
@@ -214,21 +230,21 @@ def test_every_damaged_byte_is_found_when_it_is_read(tmp_path):
 def test_only_blocks_that_are_read_are_checked(tmp_path, monkeypatch):
     monkeypatch.setattr(prepared, "_BLOCK", 64)
     write(tmp_path / "text", blocks_of(4))
-    path = tmp_path / "text" / "source-00000.ids.npy"
+    path = tmp_path / "text" / "source.ids.npy"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
     rows = Prepared(tmp_path / "text").columns["source"]
     assert len(rows.take(np.arange(len(rows) // 2)))
-    with pytest.raises(DamagedFile, match=r"source-00000\.ids\.npy is damaged"):
+    with pytest.raises(DamagedFile, match=r"source\.ids\.npy is damaged"):
         rows.take(np.arange(len(rows)))
-    with pytest.raises(DamagedFile, match=r"source-00000\.ids\.npy is damaged"):
+    with pytest.raises(DamagedFile, match=r"source\.ids\.npy is damaged"):
         Prepared(tmp_path / "text").check()
 
 
 def test_a_truncated_file_is_named_when_the_folder_is_opened(tmp_path):
     write(tmp_path / "text", blocks_of(1))
-    path = tmp_path / "text" / "target-00000.ids.npy"
+    path = tmp_path / "text" / "target.ids.npy"
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-2])
     with pytest.raises(DamagedFile, match=f"expected {size:,} bytes. Received: {size - 2:,} bytes"):

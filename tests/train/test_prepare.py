@@ -59,13 +59,11 @@ def test_it_says_what_it_did_and_checks_every_byte(text, tmp_path, capsys, caplo
     assert "already prepared: nothing to do" in caplog.text
     prepare.main(["--check", f"{tmp_path}/out"])
     assert "as they were written" in capsys.readouterr().out
-    file = tmp_path / "out" / "source-00000.ids.npy"
+    file = tmp_path / "out" / "source.ids.npy"
     content = bytearray(file.read_bytes())
     content[500] ^= 1
     file.write_bytes(content)
-    assert "source-00000.ids.npy is damaged" in told(
-        capsys, ["--check", f"{tmp_path}/out"], prepare.main
-    )
+    assert "source.ids.npy is damaged" in told(capsys, ["--check", f"{tmp_path}/out"], prepare.main)
 
 
 @pytest.mark.parametrize(

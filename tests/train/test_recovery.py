@@ -109,7 +109,7 @@ def test_a_run_and_its_parents_may_have_any_name_and_it_may_be_a_link_to_an_empt
 FILES = {
     "broken": [
         "config.json", "tokenizer.model", "checksums.npz", "history.csv",
-        "data/manifest.json", "data/source-00000.ids.npy", "data/target.lengths.npy",
+        "data/manifest.json", "data/source.ids.npy", "data/target.lengths.npy",
         "data/checksums.npz", "plan/order.npy", "plan/plan.json",
         "checkpoints/step-3.npz", "checkpoints/step-6.npz", "checkpoints/step-9.npz",
     ],

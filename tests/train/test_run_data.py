@@ -134,7 +134,7 @@ def test_a_plan_or_data_that_is_missing_is_made_again(folder):
         ("plan/rows/order.npy", "plan/rows"),
         ("data/manifest.json", "data"),
         ("data/checksums.npz", "data"),
-        ("data/text-00000.ids.npy", "data"),
+        ("data/text.ids.npy", "data"),
     ],
 )
 def test_a_folder_that_lacks_a_file_is_named_with_what_to_delete(file, place):
