@@ -44,6 +44,8 @@ WITH_MANY = {
         f"serving.{name}.answer": "the inputs of a signature of the model"
         for name in ("Answerer", "Classifier", "Generator", "Translator")
     },
+    "training.Model.stateless_call": "the arguments of a call",
+    "training.FunctionalModel.stateless_call": "the arguments of a call",
 }
 
 
