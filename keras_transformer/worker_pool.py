@@ -210,8 +210,10 @@ class _Process:
     def end(self):
         """Kills the process, even if it is busy."""
         self._child.kill()
-        with contextlib.suppress(OSError, ValueError):  # another thread has closed the pipes
-            self._child.communicate()
+        self._child.wait()  # as `communicate`, but several threads may call it at once
+        for pipe in (self._child.stdin, self._child.stdout):
+            with contextlib.suppress(OSError):  # what the process has not read
+                pipe.close()
 
 
 def _serve():

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 
 from keras_transformer.files import atomic_path, check_writable
-from keras_transformer.training.distribution import has_workers
 from keras_transformer.training.internals import loss_tracker
 from keras_transformer.training.optimizers import batches_taken
 
@@ -147,8 +146,7 @@ class StepLog(keras.callbacks.Callback):
     """Writes the training loss within epochs to a CSV file, about a hundred times in a run.
 
     A row holds the step, the epochs until then, a fraction, and the mean loss since the row before
-    or the beginning of the epoch. Several workers would have to read the loss together, and each of
-    them at the same step, so they write none.
+    or the beginning of the epoch. For one worker: several would have to read the loss together.
 
     Args:
         path: path of the file; earlier rows in it are kept.
@@ -176,7 +174,7 @@ class StepLog(keras.callbacks.Callback):
             self.saved_state[:] = [0.0, 0.0]
 
     def on_train_batch_end(self, batch, logs=None):
-        if (self._before + batch + 1) % self._every or has_workers(self.model.distribute_strategy):
+        if (self._before + batch + 1) % self._every:
             return
         if keras.backend.backend() == "jax":
             self.model.jax_state_sync()  # the values stay in the loop of `fit`

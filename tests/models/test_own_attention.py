@@ -10,7 +10,8 @@ from keras_transformer.convert import peft
 from keras_transformer.convert.blocks import check_dense
 from keras_transformer.convert.tables import ConversionError
 from keras_transformer.layers.block import NotRegistered
-from keras_transformer.ops.attention import append_to_cache, merge_heads
+from keras_transformer.ops.attention import merge_heads
+from keras_transformer.ops.cache import append_to_cache
 from tests.layer_check import check_layer
 from tests.models.test_translation import SOURCE, TARGET, TINY, score, step_through
 from tests.own_attention import TemperatureAttention
