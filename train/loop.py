@@ -178,7 +178,7 @@ def _train(run, experiment, strategy, exists, lock, log_file):
         callbacks.append(StopWithoutProgress(config.patience))
     if is_chief:
         callbacks += [*experiment.callbacks(run, tokenizer), EpochLog(run.history_file)]
-        if this_worker(strategy).count == 1:
+        if this_worker(strategy).count == 1 and keras.backend.backend() != "jax":
             callbacks.append(StepLog(run.losses_file, config.steps, batches.steps_per_epoch))
         if config.tensorboard:
             callbacks.append(keras.callbacks.TensorBoard(str(run.path / "tensorboard")))

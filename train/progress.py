@@ -146,7 +146,8 @@ class StepLog(keras.callbacks.Callback):
     """Writes the training loss within epochs to a CSV file, about a hundred times in a run.
 
     A row holds the step, the epochs until then, a fraction, and the mean loss since the row before
-    or the beginning of the epoch. For one worker: several would have to read the loss together.
+    or the beginning of the epoch. For one worker of TensorFlow: several would have to read the loss
+    together, and on JAX `fit` publishes it when the epoch ends.
 
     Args:
         path: path of the file; earlier rows in it are kept.
@@ -176,8 +177,6 @@ class StepLog(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if (self._before + batch + 1) % self._every:
             return
-        if keras.backend.backend() == "jax":
-            self.model.jax_state_sync()  # the values stay in the loop of `fit`
         step = batches_taken(self.model)  # the next one may run already, with its loss
         sums = [float(self._loss.total.numpy()), float(self._loss.count.numpy())]
         total, count = (now - before for now, before in zip(sums, self.saved_state, strict=True))
