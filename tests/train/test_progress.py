@@ -112,7 +112,9 @@ def test_losses_within_an_epoch_are_means_over_tokens(is_late, steps, tmp_path, 
     model.compile(keras.optimizers.SGD(0.0), kt.TokenCrossentropy())
     callbacks = [progress.StepLog(tmp_path / "losses.csv", steps=4, per_epoch=4)]
     if not is_late:
-        callbacks.append(keras.callbacks.LambdaCallback(on_train_batch_end=dict))
+        callbacks.append(
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+        )
     model.fit((pair for pair in batches), steps_per_epoch=4, callbacks=callbacks, verbose=0)
     rows = progress.read_log(tmp_path / "losses.csv")
     assert {step: row["epochs"] for step, row in rows.items()} == {s: s / 4 for s in steps}
