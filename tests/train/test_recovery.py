@@ -12,7 +12,7 @@ from keras_transformer.data import ParallelText
 from keras_transformer.serving import RunFolder
 from keras_transformer.tokenizers import SymbolTokenizer
 from keras_transformer.tokenizers.sentencepiece import train_sentencepiece
-from train import loop, translation
+from train import loop, progress, translation
 from train.loop import train_run
 from train.progress import EpochLog, read_log
 from train.run import Run
@@ -328,7 +328,11 @@ def check_a_full_disk(run, fill, file):
     assert not list(run.rglob(".draft*"))
 
 
-def test_a_run_may_be_a_mounted_disk_and_goes_on_once_there_is_room(expected, small_disk):
+def test_a_run_may_be_a_mounted_disk_and_goes_on_once_there_is_room(
+    expected, small_disk, monkeypatch
+):
+    check_a_full_disk(small_disk, FillDisk(small_disk, 4, "batch"), "losses.csv")
+    monkeypatch.setattr(progress, "ROWS_OF_A_RUN", 1)
     check_a_full_disk(small_disk, FillDisk(small_disk, 7, "batch"), "step-9.npz")
     train_small(small_disk)
     assert_same_model(small_disk, expected, "as in a folder on a disk that was never full")
