@@ -205,6 +205,26 @@ def test_workers_end_with_the_pool_whatever_they_do(tmp_path):
     assert not pool._threads[0].is_alive()
 
 
+def test_several_threads_may_end_a_worker_at_once():
+    errors = []
+    for _ in range(30):
+        worker, start = local_pool(2)._start(0), threading.Barrier(8)
+
+        def end(worker=worker, start=start):
+            start.wait()
+            try:
+                worker.end()
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=end) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not errors
+
+
 @needs_proc
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_no_worker_outlives_its_parent(how):

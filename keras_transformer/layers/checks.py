@@ -80,9 +80,11 @@ def check_per_token(name, values, *inputs):
 
     Args:
         name: of the values, such as `padding_mask`.
-        values: (batch, length).
+        values: (batch, length); None passes.
         *inputs: vectors, (batch, ..., dim); lengths that are not known yet may be any.
     """
+    if values is None:
+        return
     lengths = [vectors.shape[1] for vectors in inputs]
     length = None if None in lengths else sum(lengths)
     shape = tuple(values.shape)
@@ -92,12 +94,6 @@ def check_per_token(name, values, *inputs):
             f"{name} must have the shape (batch, {expected}), one value for each token. "
             f"Received: {name} of shape {shape}."
         )
-
-
-def check_segments(inputs, segments, name="segments"):
-    """Raises ValueError unless segments are None, or one number for each vector of the inputs."""
-    if segments is not None:
-        check_per_token(name, segments, inputs)
 
 
 def mask_per_token(name, mask, *inputs):

@@ -10,7 +10,7 @@ from keras import ops
 
 from keras_transformer.layers.attention import given
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
-from keras_transformer.layers.checks import check_segments, implicit_mask
+from keras_transformer.layers.checks import check_per_token, implicit_mask
 from keras_transformer.ops.masks import as_attention_mask, causal_mask, combine_masks
 from keras_transformer.ops.segments import within_segments
 
@@ -249,10 +249,10 @@ class Decoder(SourceCallMixin, TransformerStack):
         padding_mask, source_padding_mask = self.padding_masks(
             inputs, source, padding_mask, source_padding_mask, source_mask
         )
-        check_segments(inputs, segments)
+        check_per_token("segments", segments, inputs)
         attention_mask = within_segments(attention_mask, segments, segments)
         if source is not None:
-            check_segments(source, source_segments, "source_segments")
+            check_per_token("source_segments", source_segments, source)
             source_attention_mask = within_segments(
                 source_attention_mask, segments, source_segments
             )

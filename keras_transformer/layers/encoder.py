@@ -3,7 +3,7 @@
 import keras
 
 from keras_transformer.layers.block import TransformerBlock, TransformerStack
-from keras_transformer.layers.checks import check_segments, implicit_mask
+from keras_transformer.layers.checks import check_per_token, implicit_mask
 from keras_transformer.ops.segments import within_segments
 
 
@@ -112,7 +112,7 @@ class Encoder(TransformerStack):
         training=None,
     ):
         self._check_inputs(inputs=inputs)
-        check_segments(inputs, segments)
+        check_per_token("segments", segments, inputs)
         masks = {"padding_mask": implicit_mask(inputs, padding_mask)}
         masks["attention_mask"] = within_segments(attention_mask, segments, segments)
         masks |= self.bias_of(inputs, attention_bias)
