@@ -2,10 +2,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_transformer.models.bert_models import bert, bert_token_labeller
 from keras_transformer.models.encoder_only import classifier
 from keras_transformer.serving import Classifier
 from keras_transformer.serving.publishing import c_api
-from keras_transformer.tokenizers import train_sentencepiece
+from keras_transformer.tokenizers import train_sentencepiece, train_word_pieces
 from tests.reference import array, fill
 
 TEXTS = ["the cat is good", "a bad dog", "bad bad bad"]
@@ -76,6 +77,14 @@ def test_an_export_answers_in_a_fresh_process(exported):
     np.testing.assert_allclose(
         answer["outputs"]["probabilities"], expected["probabilities"], atol=1e-5
     )
+
+
+def test_a_model_that_labels_tokens_is_no_classifier_of_texts():
+    sizes = {"num_layers": 1, "hidden_dim": 6, "intermediate_dim": 7, "num_heads": 3}
+    tokenizer = train_word_pieces(TEXTS, 30)
+    labeller = bert_token_labeller(bert(tokenizer.vocabulary_size, size="tiny", **sizes), 3)
+    with pytest.raises(ValueError, match=r"classifier\(\) or bert_classifier\(\).*Received: "):
+        Classifier(labeller, tokenizer, LABELS)
 
 
 def test_a_label_without_a_logit_is_refused(model, tokenizer):

@@ -290,6 +290,11 @@ def test_a_log_of_epochs_has_each_epoch_once_and_leaves_out_what_it_cannot_read(
     assert "history.csv is damaged: 3 of its rows cannot be read" in caplog.text
 
 
+def test_rows_of_the_losses_without_a_loss_are_left_out(tmp_path):
+    (tmp_path / "losses.csv").write_text("step,epochs,loss\n1,0.2,3.0\n2,0.4,NA\n3,0.6,2.5\n")
+    assert Run(tmp_path, TranslationConfig).losses() == {0.2: 3.0, 0.6: 2.5}
+
+
 def test_a_run_that_cannot_be_made_is_named_before_the_text_is_read(tmp_path, capsys):
     (tmp_path / "file").write_text("text")
     flags = ["--tsv=nowhere.tsv", "--run", str(tmp_path / "file" / "run")]
