@@ -206,7 +206,7 @@ LEARNT = {
         {"kt.serving.Classifier(model, tokenizer, text.names)(texts)": ["pos", "neg"] * 2},
     ),
     "extend": ([0.3], {}),
-    "gpus": ([7.0, 0.1], {}),
+    "gpus": ([7.0, 0.1, 0.1], {}),
     "lora": ([3.7, 5.7], {}),
     "your-text": ([1.0, 5.0], {}),
 }
